@@ -1,0 +1,1 @@
+"""Causal attention inside packed documents, and over a key-value cache."""

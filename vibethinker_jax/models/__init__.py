@@ -1,0 +1,1 @@
+"""The Qwen2 decoder: its configuration, parameters, forward pass and the loaded policy."""

@@ -1,0 +1,1 @@
+"""Device mesh and the rules that place every array on it."""
