@@ -41,8 +41,11 @@ def random_tokens(seed, batch, length, config):
 def model():
     config = tiny_config()
     params = init_params(config, seed=0)
+
     # Biases and norms start neutral; give them values, or a missing one would not show.
-    noise = lambda path, x: x + 0.3 * jax.random.normal(jax.random.key(len(str(path))), x.shape)
+    def noise(path, x):
+        return x + 0.3 * jax.random.normal(jax.random.key(len(str(path))), x.shape)
+
     return config, jax.tree_util.tree_map_with_path(
         lambda path, x: noise(path, x) if path[-1].key in ("bias", "scale") else x, params
     )
@@ -128,7 +131,10 @@ def test_the_cache_gives_what_the_whole_sequence_gives(model):
 def test_remat_changes_neither_loss_nor_gradient(model):
     config, params = model
     tokens = random_tokens(5, 2, 12, config)
-    loss = lambda params, remat: jnp.sum(forward(config, params, tokens, remat=remat) ** 2)
+
+    def loss(params, remat):
+        return jnp.sum(forward(config, params, tokens, remat=remat) ** 2)
+
     plain = jax.value_and_grad(loss)(params, "none")
     saved = jax.value_and_grad(loss)(params, "full")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), plain, saved)

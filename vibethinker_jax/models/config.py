@@ -32,12 +32,31 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 # Fields that describe the files, the tokenizer or a runtime default, never the computation.
 _INERT_FIELDS = frozenset(
-    """
-    _name_or_path architectures auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id id2label
-    initializer_range is_decoder is_encoder_decoder label2id max_window_layers model_type
-    output_attentions output_hidden_states pad_token_id problem_type return_dict sliding_window torch_dtype
-    transformers_version use_cache
-    """.split()
+    {
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "max_window_layers",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "sliding_window",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
 )
 _SHAPE_FIELDS = {  # config.json -> Qwen2Config
     "vocab_size": "vocab_size",

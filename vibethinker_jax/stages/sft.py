@@ -1,0 +1,108 @@
+"""Supervised fine-tuning (VibeThinker-3B report, section 2.1.2).
+
+1. Read the traces and tokenise them with the checkpoint's own chat template.
+2. Plan the packed rows of every epoch: that gives the number of steps, which the schedule needs.
+3. Train; every step is one global batch of rows, in micro-batches.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from vibethinker_jax.data.chat import encode_examples
+from vibethinker_jax.data.loader import Batch, PackedLoader
+from vibethinker_jax.data.records import load_examples
+from vibethinker_jax.errors import UserError
+from vibethinker_jax.stages.start import Start, optimizer_config, prepare
+from vibethinker_jax.training.loop import train_loop
+from vibethinker_jax.training.optimizer import make_optimizer
+from vibethinker_jax.training.sft_step import sft_step
+from vibethinker_jax.training.step import TrainState, row_share
+
+
+def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
+    """Trains, from scratch or from where an interrupted run stopped; returns the work directory.
+
+    Raises:
+        UserError: bad configuration or data; names the field or the line.
+    """
+    start = prepare(config, workdir)
+    loader = make_loader(config, start)
+    optimizer, schedule = make_optimizer(optimizer_config(config), start.model, loader.total_steps)
+    step = sft_step(
+        start.model,
+        optimizer,
+        start.placement,
+        compute_dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+        head_chunk=config.model.head_chunk,
+    )
+
+    def one_step(state: TrainState, done: int) -> tuple[TrainState, Mapping[str, Any]]:
+        state, metrics = step(state, cut(next(loader), config, row_share(start.placement)[1]))
+        return state, {**jax.device_get(metrics).summary(), "learning_rate": schedule(done)}
+
+    def begin(done: int) -> None:
+        loader.restore(min(done * config.data.rows_per_batch, loader.total_rows))
+
+    train_loop(
+        workdir=start.workdir,
+        step=step,
+        initial_params=start.initial_params,
+        begin=begin,
+        one_step=one_step,
+        position=lambda done: {"row": min(done * config.data.rows_per_batch, loader.total_rows), "seed": config.seed},
+        total_steps=loader.total_steps,
+        save_every=config.loop.save_every,
+        keep=config.loop.keep,
+        shown=("loss", "gradient_norm", "learning_rate"),
+        description="sft",
+    )
+    return start.workdir
+
+
+def make_loader(config: ConfigDict, start: Start) -> PackedLoader:
+    """The packed batches of the run; says what it left out."""
+    data = config.data
+    if data.rows_per_batch % data.rows_per_micro_batch:
+        raise UserError(
+            f"config.data.rows_per_batch is {data.rows_per_batch}; make it a multiple of rows_per_micro_batch "
+            f"{data.rows_per_micro_batch}"
+        )
+    examples = encode_examples(start.tokenizer, load_examples(data.path))
+    index, count = row_share(start.placement)
+    loader = PackedLoader(
+        examples,
+        row_length=data.row_length,
+        rows_per_batch=data.rows_per_batch,
+        seed=config.seed,
+        epochs=data.epochs,
+        max_segments=data.max_segments,
+        process_index=index,
+        process_count=count,
+    )
+    if jax.process_index() == 0:
+        for reason, indices in loader.dropped.items():
+            print(f"{data.path}: left out {len(indices)} of {len(examples)} examples: {reason}")
+        print(
+            f"sft: {len(examples)} examples, {loader.total_rows} rows of {data.row_length} tokens in {data.epochs} "
+            f"epochs, {loader.total_steps} steps of {data.rows_per_batch} rows"
+        )
+    return loader
+
+
+def cut(batch: Batch, config: ConfigDict, shares: int) -> list[Batch]:
+    """Cuts this process's rows of a global batch into equal micro-batches."""
+    pieces = config.data.rows_per_batch // config.data.rows_per_micro_batch
+    rows = len(batch["tokens"])
+    if rows % pieces:
+        raise UserError(
+            f"config.data.rows_per_micro_batch is {config.data.rows_per_micro_batch}; make it a multiple of the "
+            f"{shares} shares that processes hold of a batch"
+        )
+    split = {name: np.split(array, pieces) for name, array in batch.items()}
+    return [{name: arrays[i] for name, arrays in split.items()} for i in range(pieces)]

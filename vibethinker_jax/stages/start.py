@@ -1,0 +1,86 @@
+"""What every training stage begins with: its work directory, mesh, model shape, tokenizer and initial weights."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from vibethinker_jax.checkpoints.assets import Assets
+from vibethinker_jax.checkpoints.store import model_directory, read_assets, save_model_directory
+from vibethinker_jax.data.tokenizer import Tokenizer
+from vibethinker_jax.errors import UserError
+from vibethinker_jax.models.config import Qwen2Config
+from vibethinker_jax.models.parameters import Params
+from vibethinker_jax.models.policy import Policy, initialise, load
+from vibethinker_jax.parallel.mesh import make_mesh
+from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.training.optimizer import OptimizerConfig
+from vibethinker_jax.training.workdir import open_workdir
+
+INITIALISE = ("checkpoint", "random")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Attributes:
+    workdir: the run's directory, with model/ written.
+    placement: the mesh that everything is on.
+    model: shape, with the context length that the stage trains.
+    tokenizer: of the checkpoint.
+    assets: files that travel with the weights.
+    initial_params: loads or draws the float32 weights that a new run starts from.
+    """
+
+    workdir: epath.Path
+    placement: Placement
+    model: Qwen2Config
+    tokenizer: Tokenizer
+    assets: Assets
+    initial_params: Callable[[], Params]
+
+    def policy(self, params: Params, compute_dtype: str) -> Policy:
+        """A policy around weights of this run."""
+        return Policy(self.model, params, self.tokenizer, self.assets, self.placement, compute_dtype)
+
+
+def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
+    """Opens the work directory and reads everything about the model but its weights.
+
+    Raises:
+        UserError: the configuration asks for what is not there; names the field.
+    """
+    if not config.model.checkpoint:
+        raise UserError("config.model.checkpoint is empty; set --config.model.checkpoint=DIRECTORY")
+    if config.model.initialise not in INITIALISE:
+        raise UserError(
+            f"config.model.initialise is {config.model.initialise!r}; choose one of {', '.join(INITIALISE)}"
+        )
+    random = config.model.initialise == "random"
+    source = epath.Path(config.model.checkpoint)
+    directory = source if random else model_directory(source)
+    model = Qwen2Config.from_file(directory / "config.json")
+    if config.model.max_position_embeddings:
+        model = dataclasses.replace(model, max_position_embeddings=config.model.max_position_embeddings)
+    assets = Assets.read(directory) if random else read_assets(source)
+    sizes = dict(config.mesh)
+    count = sizes.pop("devices")
+    if not 0 <= count <= jax.device_count():
+        raise UserError(f"config.mesh.devices is {count}; there are {jax.device_count()} devices, 0 takes all")
+    placement = Placement(make_mesh(**sizes, devices=jax.devices()[:count] if count else None))
+    workdir = open_workdir(workdir, config)
+    save_model_directory(model, assets, workdir)
+
+    def initial_params() -> Params:
+        if random:
+            return initialise(source, config.seed, placement.mesh).params
+        return load(source, placement.mesh, param_dtype="float32").params
+
+    return Start(workdir, placement, model, Tokenizer.from_directory(directory), assets, initial_params)
+
+
+def optimizer_config(config: ConfigDict) -> OptimizerConfig:
+    """The optimizer section of a stage's configuration."""
+    return OptimizerConfig(**config.optimizer)

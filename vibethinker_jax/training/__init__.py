@@ -1,0 +1,1 @@
+"""Training state, optimizer, SFT and MGPO steps, and the loop around them."""

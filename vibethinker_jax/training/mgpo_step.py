@@ -1,0 +1,96 @@
+"""MGPO: the policy-gradient step over packed responses, and the log-probabilities that it starts from."""
+
+import jax
+import optax
+
+from vibethinker_jax.models.config import Qwen2Config
+from vibethinker_jax.models.parameters import Params
+from vibethinker_jax.models.qwen2 import build
+from vibethinker_jax.objectives.cross_entropy import HeadOutput, head_statistics
+from vibethinker_jax.objectives.importance import RejectionFilters
+from vibethinker_jax.objectives.metrics import Metrics
+from vibethinker_jax.objectives.mgpo import NO_FILTERS, Aggregation, mgpo_loss
+from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.training.step import Batch, TrainStep
+
+
+class MgpoStep(TrainStep):
+    """The compiled MGPO step.
+
+    A batch holds tokens, targets, positions, segment_ids (int32), loss_weights and rollout_log_probs (float32) as
+    [rows, row_length]; advantages (w A) and sequence_weights (1/G) as float32[rows, segments]; and the scalar
+    num_groups, this micro-batch's part of the number of kept groups of the update. For several updates per batch of
+    rollouts it also holds old_log_probs, from `log_probs`; without them the update is on-policy: the old
+    log-probabilities are the current ones, and no second forward pass is needed.
+
+    Args:
+        model: shape of the parameters.
+        optimizer: from training/optimizer.py.
+        placement: mesh.
+        compute_dtype: dtype of activations.
+        remat: what the backward pass recomputes (models/qwen2.py).
+        head_chunk: tokens per row whose logits exist at once.
+        temperature: of sampling; the trainer's log-probabilities use it too.
+        clip_low, clip_high, tis_cap, aggregation, filters: see objectives/mgpo.py.
+    """
+
+    def __init__(
+        self,
+        model: Qwen2Config,
+        optimizer: optax.GradientTransformation,
+        placement: Placement,
+        *,
+        compute_dtype: jax.typing.DTypeLike,
+        remat: str,
+        head_chunk: int,
+        temperature: float,
+        clip_low: float,
+        clip_high: float,
+        tis_cap: float | None,
+        aggregation: Aggregation,
+        filters: RejectionFilters = NO_FILTERS,
+    ) -> None:
+        def score(params: Params, batch: Batch) -> HeadOutput:
+            decoder = build(model, params, placement, compute_dtype, remat)
+            hidden = decoder(batch["tokens"], batch["positions"], batch["segment_ids"])
+            return head_statistics(
+                hidden,
+                decoder.head_table,
+                batch["targets"],
+                vocab_size=model.vocab_size,
+                temperature=temperature,
+                chunk=head_chunk,
+                shards=placement.size("context"),
+                batch_shards=placement.size("replica", "fsdp"),
+                with_entropy=True,
+            )
+
+        def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Metrics]:
+            head = score(params, batch)
+            result = mgpo_loss(
+                head.log_probs,
+                batch.get("old_log_probs", jax.lax.stop_gradient(head.log_probs)),
+                batch["rollout_log_probs"],
+                batch["loss_weights"],
+                batch["segment_ids"],
+                batch["advantages"],
+                batch["sequence_weights"],
+                clip_low=clip_low,
+                clip_high=clip_high,
+                tis_cap=tis_cap,
+                aggregation=aggregation,
+                filters=filters,
+                entropy=head.entropy,
+            )
+            # Groups are counted on the host: a group's masked responses have weight zero but belong to it.
+            denominator = batch["num_groups"] if aggregation == "sequence_mean" else result.denominator
+            return result.loss_sum, denominator, result.metrics
+
+        super().__init__(loss, optimizer, model, placement)
+        self._score = jax.jit(
+            lambda params, batch: score(params, batch).log_probs, out_shardings=placement.replicated()
+        )
+
+    def log_probs(self, params: Params, batch: Batch) -> jax.Array:
+        """float32[rows, row_length] log-probabilities of the targets of a micro-batch, whole on every process."""
+        return self._score(params, self.place(batch))

@@ -1,0 +1,180 @@
+"""One optimizer step from any number of equally shaped micro-batches.
+
+A loss gives an unreduced sum, what to divide it by, and metrics. Micro-batches add all three and the gradient of the
+sum; the division happens once, so a step over many micro-batches is the step over one big batch, whatever their
+lengths, and the number of micro-batches never recompiles anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vibethinker_jax.errors import UserError
+from vibethinker_jax.models.config import Qwen2Config
+from vibethinker_jax.models.parameters import Params, parameter_shardings
+from vibethinker_jax.objectives.metrics import Metrics
+from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.training.optimizer import optimizer_shardings
+
+Batch = Mapping[str, Any]  # arrays [rows, row_length], or [rows, segments] for what belongs to a document
+# (params, batch) -> (loss sum, denominator, metrics)
+Loss = Callable[[Params, Batch], tuple[jax.Array, jax.Array, Metrics]]
+
+
+class TrainState(NamedTuple):
+    """What an optimizer step reads and replaces: float32 master weights and optimizer state."""
+
+    params: Params
+    opt_state: optax.OptState
+
+
+class Accumulated(NamedTuple):
+    """Sums over the micro-batches of one step, not divided yet."""
+
+    gradient: Params
+    loss: jax.Array
+    denominator: jax.Array
+    metrics: Metrics
+
+
+class TrainStep:
+    """Compiled functions of one kind of training step, with explicit shardings and donated state.
+
+    Args:
+        loss: pure function of (params, batch).
+        optimizer: from training/optimizer.py.
+        model: shape of the parameters.
+        placement: mesh on which everything lives.
+    """
+
+    def __init__(
+        self, loss: Loss, optimizer: optax.GradientTransformation, model: Qwen2Config, placement: Placement
+    ) -> None:
+        self.placement = placement
+        params = parameter_shardings(model, placement)
+        self.state_shardings = TrainState(params, optimizer_shardings(optimizer, model, placement))
+        self.optimizer = optimizer
+        self.model = model
+        everywhere = placement.replicated()
+        accumulated = Accumulated(params, everywhere, everywhere, everywhere)
+
+        def first(params: Params, batch: Batch) -> Accumulated:
+            def scalar(params: Params) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+                loss_sum, denominator, metrics = loss(params, batch)
+                return loss_sum, (denominator, metrics)
+
+            (loss_sum, (denominator, metrics)), gradient = jax.value_and_grad(scalar, has_aux=True)(params)
+            return Accumulated(gradient, loss_sum, denominator, metrics)
+
+        def add(total: Accumulated, params: Params, batch: Batch) -> Accumulated:
+            new = first(params, batch)
+            return Accumulated(
+                jax.tree.map(jnp.add, total.gradient, new.gradient),
+                total.loss + new.loss,
+                total.denominator + new.denominator,
+                total.metrics.add(new.metrics),
+            )
+
+        def update(state: TrainState, total: Accumulated) -> tuple[TrainState, Metrics]:
+            scale = jnp.where(total.denominator > 0, 1 / total.denominator, 0.0)
+            gradient = jax.tree.map(lambda g: g * scale, total.gradient)
+            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+            norms = {"gradient_norm": optax.tree.norm(gradient), "update_norm": optax.tree.norm(updates)}
+            once = jnp.float32(1)
+            metrics = total.metrics.add(
+                Metrics(
+                    means={"loss": (total.loss, total.denominator), **{name: (norms[name], once) for name in norms}}
+                )
+            )
+            return TrainState(optax.apply_updates(state.params, updates), opt_state), metrics
+
+        def whole(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+            return update(state, first(state.params, batch))
+
+        out = (self.state_shardings, everywhere)
+        self._init = jax.jit(optimizer.init, out_shardings=self.state_shardings.opt_state)
+        self._first = jax.jit(first, out_shardings=accumulated)
+        self._add = jax.jit(add, out_shardings=accumulated, donate_argnums=0)
+        self._update = jax.jit(update, out_shardings=out, donate_argnums=0)
+        self._whole = jax.jit(whole, out_shardings=out, donate_argnums=0)
+
+    def init(self, params: Params) -> TrainState:
+        """A fresh optimizer around `params`, which the first step consumes."""
+        return TrainState(params, self._init(params))
+
+    def gradient(self, params: Params, batches: Sequence[Batch]) -> Accumulated:
+        """Undivided sums over the micro-batches."""
+        total = self._first(params, self.place(batches[0]))
+        for batch in batches[1:]:
+            total = self._add(total, params, self.place(batch))
+        return total
+
+    def __call__(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, Metrics]:
+        """One optimizer step over the sum of the micro-batches. `state` is donated.
+
+        Args:
+            state: from `init`, a checkpoint or an earlier step.
+            batches: host arrays, this process's rows; every process passes the same number of micro-batches.
+
+        Returns:
+            The new state, and the loss's metrics with "loss", "gradient_norm" (before clipping) and "update_norm".
+            A step whose denominator is zero (nothing to train on) has a zero gradient.
+        """
+        if len(batches) == 1:  # without a separate accumulator: one gradient's worth of memory less
+            return self._whole(state, self.place(batches[0]))
+        return self.update(state, self.gradient(state.params, batches))
+
+    def update(self, state: TrainState, total: Accumulated) -> tuple[TrainState, Metrics]:
+        """Divides the sums and takes the optimizer step; `state` is donated."""
+        return self._update(state, total)
+
+    def place(self, batch: Batch) -> dict[str, jax.Array]:
+        """Moves host arrays of one micro-batch to the mesh; rows over the batch axes, tokens over `context`.
+
+        Raises:
+            UserError: the mesh does not divide the batch.
+        """
+        return {name: self._place(name, np.asarray(array)) for name, array in batch.items()}
+
+    def _place(self, name: str, array: np.ndarray) -> jax.Array:
+        if self.placement.mesh is None:
+            return jnp.asarray(array)
+        if array.ndim == 0:
+            return jax.device_put(array, self.placement.replicated())
+        axes = ("batch", None) if name in PER_SEGMENT else ("batch", "sequence")
+        rows = array.shape[0] * self._row_groups()
+        for axis, length in zip(axes, (rows, *array.shape[1:]), strict=True):
+            size = self.placement.size("replica", "fsdp") if axis == "batch" else self.placement.size("context")
+            if axis is not None and length % size:
+                what = "rows of a micro-batch" if axis == "batch" else "row_length"
+                raise UserError(f"{what}: {length} is not a multiple of the {size} devices that share it; change one")
+        shape = (rows, *array.shape[1:])
+        return jax.make_array_from_process_local_data(self.placement.sharding(axes, shape), array, shape)
+
+    def _row_groups(self) -> int:
+        return row_share(self.placement)[1]
+
+
+# Batch entries [rows, segments]: one number per document of a row.
+PER_SEGMENT = frozenset({"advantages", "sequence_weights"})
+
+
+def row_share(placement: Placement) -> tuple[int, int]:
+    """Which equal share of a global batch's rows this process holds, and into how many shares they are cut.
+
+    Processes that only differ along `context` or `tensor` hold the same rows.
+    """
+    if placement.mesh is None or jax.process_count() == 1:
+        return 0, 1
+    devices = placement.mesh.devices.reshape(placement.size("replica", "fsdp"), -1)
+    mine = [i for i, row in enumerate(devices) if any(d.process_index == jax.process_index() for d in row)]
+    if mine != list(range(mine[0], mine[0] + len(mine))) or len(devices) % len(mine) or mine[0] % len(mine):
+        raise UserError(
+            f"mesh: process {jax.process_index()} holds the shares {mine} of the batch, which are not one equal block; "
+            "order the mesh so that replica x fsdp follows the processes"
+        )
+    return mine[0] // len(mine), len(devices) // len(mine)
