@@ -1,0 +1,1 @@
+"""Weights on disk: Hugging Face directories, policy checkpoints and training checkpoints (both Orbax)."""
