@@ -55,9 +55,10 @@ def _convert_to_hf(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from vibethinker_jax.configuration import read_config
     from vibethinker_jax.stages import run_stage
 
-    workdir = run_stage(_read_config(options.config_arguments), options.workdir)
+    workdir = run_stage(read_config(options.config_arguments), options.workdir)
     print(f"trained: {workdir} (checkpoints/, metrics.jsonl, tensorboard/)")
 
 
@@ -177,25 +178,6 @@ def _split_off_config(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             own.append(argument)
     return own, config
-
-
-def _read_config(arguments: Sequence[str]) -> Any:
-    """The ConfigDict of a configuration file with its overrides."""
-    from absl import flags
-    from ml_collections import config_flags
-
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values)
-    try:
-        rest = values(["vibethinker", *arguments])
-        config = values.config
-    except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
-        raise UserError(f"{' '.join(arguments)}: {error}") from error
-    if config is None:
-        raise UserError("--config is missing; name a configuration, e.g. --config configs/sft.py")
-    if rest[1:]:
-        raise UserError(f"--config takes one file, and fields as --config.a.b=value; cannot read {rest[1:]}")
-    return config
 
 
 def _parser() -> argparse.ArgumentParser:

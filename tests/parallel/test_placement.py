@@ -15,7 +15,7 @@ def test_mesh_axes_fill_up_and_wrong_sizes_are_explained():
     assert dict(make_mesh(fsdp=-1).shape) == {"replica": 1, "fsdp": 8, "context": 1, "tensor": 1}
     assert dict(make_mesh(fsdp=2, context=2, tensor=-1).shape)["tensor"] == 2
     assert make_mesh(devices=jax.devices()[:1]).axis_names == AXES
-    with pytest.raises(UserError, match="needs 16 devices .*fsdp 4 x context 4.* there are 8"):
+    with pytest.raises(UserError, match=r"needs 16 devices .*fsdp 4 x context 4.* there are 8"):
         make_mesh(fsdp=4, context=4)
     with pytest.raises(UserError, match="fsdp and tensor are both -1"):
         make_mesh(fsdp=-1, tensor=-1)

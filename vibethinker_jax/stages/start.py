@@ -54,6 +54,8 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
     """
     if not config.model.checkpoint:
         raise UserError("config.model.checkpoint is empty; set --config.model.checkpoint=DIRECTORY")
+    if not config.data.path:
+        raise UserError("config.data.path is empty; set --config.data.path=FILE")
     if config.model.initialise not in INITIALISE:
         raise UserError(
             f"config.model.initialise is {config.model.initialise!r}; choose one of {', '.join(INITIALISE)}"

@@ -8,15 +8,20 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from vibethinker_jax.checkpoints.store import MODEL_DIRECTORY
 from vibethinker_jax.errors import UserError
 
 CONFIG_FILE = "run.json"
+# What a run leaves once it has begun.
+TRACES = ("metrics.jsonl", "rollouts", "checkpoints")
 # What may differ between an interrupted run and its continuation: none of it changes the numbers.
 FREE_FIELDS = ("loop.save_every", "loop.keep")
 
 
 def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
     """Creates the directory, or checks that it holds a run of the same configuration.
+
+    A run that stopped before its first step (bad data, say) has left nothing to lose: its place is taken.
 
     Raises:
         UserError: the directory holds another run; the message names the fields that differ.
@@ -25,7 +30,8 @@ def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
     path = workdir / CONFIG_FILE
     # Through JSON, so that tuples and lists compare equal.
     wanted = json.loads(json.dumps(config.to_dict()))
-    if path.exists():
+    started = any((workdir / name).exists() for name in TRACES)
+    if path.exists() and started:
         found = json.loads(path.read_text())
         before, now = flatten(found), flatten(wanted)
         differing = sorted(
@@ -39,6 +45,8 @@ def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
             )
     elif jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            (workdir / MODEL_DIRECTORY).rmtree(missing_ok=True)
         write_json(path, wanted)
     return workdir
 

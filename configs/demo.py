@@ -1,0 +1,57 @@
+"""The demo: a tiny Qwen2 learns arithmetic on two CPU cores. launch/demo.sh runs these in turn.
+
+--config configs/demo.py:sft    SFT from random weights; its data and length are fixed here, for every seed
+--config configs/demo.py:mgpo   MGPO from there
+--config configs/demo.py:real   two MGPO steps on real weights, small enough for a CPU
+"""
+
+import pathlib
+import runpy
+
+from ml_collections import ConfigDict
+
+from vibethinker_jax.errors import UserError
+
+
+def get_config(stage: str = "") -> ConfigDict:
+    """The named configuration: a stage's own, with what differs for the demo."""
+    stages = {"sft": sft, "mgpo": mgpo, "real": real}
+    if stage not in stages:
+        raise UserError(f"--config configs/demo.py:{stage}: choose one of {', '.join(stages)}")
+    return stages[stage]()
+
+
+def sft() -> ConfigDict:
+    config = _base("sft")
+    config.model.update(TINY_MODEL, initialise="random")
+    return config
+
+
+def mgpo() -> ConfigDict:
+    config = _base("mgpo")
+    config.model.update(TINY_MODEL)
+    return config
+
+
+def real() -> ConfigDict:
+    config = _base("mgpo")
+    config.update(steps=2, prompts_per_step=2)
+    config.model.update(max_position_embeddings=0, compute_dtype="float32", head_chunk=128)
+    config.mesh.update(devices=1)
+    config.rollout.update(samples=4, max_new_tokens=160, max_slots=8)
+    config.verifier.update(workers=1, require_thinking=False)  # the instruct model does not write <think>
+    config.packing.update(row_length=512, rows_per_micro_batch=1, max_segments=8)
+    config.loop.update(save_every=2, keep=1)
+    return config
+
+
+TINY_MODEL = {
+    "max_position_embeddings": 0,
+    "compute_dtype": "float32",
+    "remat": "none",
+    "head_chunk": 128,
+}
+
+
+def _base(name: str) -> ConfigDict:
+    return runpy.run_path(str(pathlib.Path(__file__).with_name(f"{name}.py")))["get_config"]()
