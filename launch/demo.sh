@@ -33,7 +33,7 @@ absolute() { case "$1" in /* | *://*) printf '%s' "$1" ;; *) printf '%s/%s' "$PW
 [ -z "$workdir" ] || workdir="$(absolute "$workdir")"
 [ -z "$checkpoint" ] || checkpoint="$(absolute "$checkpoint")" data="$(absolute "$data")"
 
-ensure_environment
+ensure_environment || exit 1
 cd -- "$REPOSITORY"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}" # the demo is sized for a CPU; set JAX_PLATFORMS to run it elsewhere
 

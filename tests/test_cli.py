@@ -37,7 +37,10 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
         (["train", "--workdir", "w"], "--config is missing"),
         (["train", "--workdir", "w", "--config", "configs/none.py"], "--config configs/none.py: no such file"),
         (["train", "--workdir", "w", "--config", "configs/sft.py"], "config.model.checkpoint is empty"),
-        (["train", "--workdir", "w", "--config=configs/sft.py", "--config.optimizer.peek=1"], "did you mean optimizer.p"),
+        (
+            ["train", "--workdir", "w", "--config=configs/sft.py", "--config.optimizer.peek=1"],
+            "did you mean optimizer.p",
+        ),
         (["train", "--workdir", "w", "--config=configs/sft.py", "--config.seed=x"], "--config.seed=x"),
         (["train", "--workdir", "w", "--config=configs/demo.py:rl"], "choose one of sft, mgpo, real"),
         (["eval", "--checkpoint", "nowhere", "--data", "nothing.jsonl"], "nothing.jsonl"),

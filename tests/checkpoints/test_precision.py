@@ -5,11 +5,12 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from vibethinker_jax.checkpoints.precision import BFLOAT16, FLOAT16, FLOAT32, bits, checkpoint_dtype, convert
 from vibethinker_jax.checkpoints.precision import convert_exactly as exactly
 from vibethinker_jax.errors import UserError
+
+torch = pytest.importorskip("torch", reason="the oracle; it is in the test extra on Python 3.11")
 
 TORCH = {BFLOAT16: torch.bfloat16, FLOAT16: torch.float16, FLOAT32: torch.float32}
 

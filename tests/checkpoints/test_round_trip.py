@@ -8,8 +8,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from tests.checkpoints.tiny_hf import (
     BFLOAT16,
@@ -30,6 +28,9 @@ from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import parameter_shardings
 from vibethinker_jax.parallel.mesh import make_mesh
 from vibethinker_jax.parallel.rules import Placement
+
+torch = pytest.importorskip("torch", reason="the oracle; it is in the test extra on Python 3.11")
+transformers = pytest.importorskip("transformers", reason="the oracle; it is in the test extra on Python 3.11")
 
 
 def convert_both_ways(source: pathlib.Path, tmp_path: pathlib.Path, **kwargs: Any) -> pathlib.Path:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -17,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.objectives import cross_entropy_sum, head_statistics
+
+torch = pytest.importorskip("torch", reason="the oracle; it is in the test extra on Python 3.11")
 
 VOCAB, PADDED, WIDTH = 11, 16, 6
 
