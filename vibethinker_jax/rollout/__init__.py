@@ -1,0 +1,1 @@
+"""Sampling completions from a policy: slots, key-value cache, sampler, schedule."""
