@@ -1,6 +1,7 @@
 """Runs one stage in a process of its own: python -m tests.stages.run_stage CONFIG.json WORKDIR [STEP]
 
-With STEP the process kills itself (SIGKILL) while it logs the step after that one.
+With STEP the process kills itself (SIGKILL) while it logs the step after that one. STAGE_PROCESS=ADDRESS,COUNT,INDEX
+in the environment makes it one of several processes of a run.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import signal
 import sys
 
+import jax
 from ml_collections import ConfigDict
 
 from vibethinker_jax.stages import run_stage
@@ -16,6 +18,9 @@ from vibethinker_jax.training.metrics_log import MetricsLog
 
 def main() -> None:
     config, workdir, *kill = sys.argv[1:]
+    if "STAGE_PROCESS" in os.environ:
+        address, count, index = os.environ["STAGE_PROCESS"].split(",")
+        jax.distributed.initialize(address, int(count), int(index))
     if kill:
         written = MetricsLog.write
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ def sft_config(model_directory, traces_file):
     )
     config.mesh.devices = 1
     config.optimizer.peak = 1e-2
-    config.loop.save_every = 2
+    config.loop.save_every = 1
     return config
 
 
@@ -76,15 +77,15 @@ def mgpo_config(model_directory, problems_file):
     config.packing.update({"row_length": 64, "rows_per_micro_batch": 2, "max_segments": 4})
     config.mesh.devices = 1
     config.optimizer.update({"peak": 1e-2, "floor": 1e-2})
-    config.loop.save_every = 2
+    config.loop.save_every = 1
     return config
 
 
-def stage_process(tmp_path, config, workdir, *arguments):
+def stage_process(tmp_path, config, workdir, *arguments, **environment):
     """The stage in its own process with one device, as a user would run it."""
-    path = tmp_path / "config.json"
+    path = tmp_path / f"{workdir.name}.json"
     path.write_text(json.dumps(config.to_dict()))
-    environment = {**os.environ, "XLA_FLAGS": ""}
+    environment = {**os.environ, "XLA_FLAGS": "", **environment}
     command = [sys.executable, "-m", "tests.stages.run_stage", str(path), str(workdir), *map(str, arguments)]
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -105,6 +106,7 @@ def assert_same_checkpoint(first, second):
 @pytest.mark.parametrize("kind", ["sft", "mgpo"])
 def test_a_killed_and_resumed_run_is_bit_identical(tmp_path, kind, sft_config, mgpo_config):
     config = sft_config if kind == "sft" else mgpo_config
+    config.loop.save_every = 2
     if kind == "mgpo":
         config.mgpo.updates_per_batch = 2
     assert finished(stage_process(tmp_path, config, tmp_path / "whole"))[0] == 0
@@ -112,6 +114,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(tmp_path, kind, sft_config, m
     for kill in (2, 3):
         code, errors = finished(stage_process(tmp_path, config, tmp_path / "parts", kill))
         assert code == -signal.SIGKILL, errors
+    config.loop.save_every = 1000  # does not change the numbers, so it may differ
     code, errors = finished(stage_process(tmp_path, config, tmp_path / "parts"))
     assert code == 0, errors
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
@@ -181,6 +184,42 @@ def test_a_sharded_stage_gives_the_same_policy(tmp_path, mgpo_config):
     first, second = vt.load(tmp_path / "one", step=1), vt.load(tmp_path / "eight", step=1)
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), first.params, second.params)
     assert max(jax.tree.leaves(moved)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["sft", "mgpo"])
+def test_two_processes_train_the_policy_of_one(tmp_path, kind, sft_config, mgpo_config):
+    config = sft_config if kind == "sft" else mgpo_config
+    if kind == "sft":
+        config.data.update({"epochs": 2, "rows_per_batch": 4, "rows_per_micro_batch": 4})
+    else:
+        config.update({"steps": 2})
+    run_stage(config, tmp_path / "one")
+    config.mesh.update({"fsdp": 2, "tensor": 2, "devices": 0})
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        stage_process(
+            tmp_path,
+            config,
+            tmp_path / "two",
+            STAGE_PROCESS=f"{address},2,{index}",
+            XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        )
+        for index in range(2)
+    ]
+    try:
+        for code, errors in map(finished, processes):
+            assert code == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    first, second = vt.load(tmp_path / "one", step=1), vt.load(tmp_path / "two", step=1)
+    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), first.params, second.params)
+    assert max(jax.tree.leaves(moved)) < 1e-3
+    losses = [[record["loss"] for record in read_metrics(tmp_path / run)] for run in ("one", "two")]
+    np.testing.assert_allclose(losses[0][0], losses[1][0], rtol=1e-5, atol=1e-6)
+    assert len(losses[0]) == len(losses[1])
 
 
 def test_other_settings_in_the_same_workdir_are_refused_by_name(tmp_path, sft_config):

@@ -13,10 +13,10 @@ from vibethinker_jax.checkpoints.store import model_directory, read_assets, save
 from vibethinker_jax.data.tokenizer import Tokenizer
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.models.config import Qwen2Config
-from vibethinker_jax.models.parameters import Params
+from vibethinker_jax.models.parameters import Params, count_parameters, named_parameters
 from vibethinker_jax.models.policy import Policy, initialise, load
 from vibethinker_jax.parallel.mesh import make_mesh
-from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.parallel.rules import Placement, placement_table
 from vibethinker_jax.training.optimizer import OptimizerConfig
 from vibethinker_jax.training.workdir import open_workdir
 
@@ -74,6 +74,7 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
     placement = Placement(make_mesh(**sizes, devices=jax.devices()[:count] if count else None))
     workdir = open_workdir(workdir, config)
     save_model_directory(model, assets, workdir)
+    _write_placement(workdir, model, placement)
 
     def initial_params() -> Params:
         if random:
@@ -81,6 +82,16 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
         return load(source, placement.mesh, param_dtype="float32").params
 
     return Start(workdir, placement, model, Tokenizer.from_directory(directory), assets, initial_params)
+
+
+def _write_placement(workdir: epath.Path, model: Qwen2Config, placement: Placement) -> None:
+    """Leaves a table of where every parameter lives, and says what one device holds of them."""
+    if placement.mesh is None or jax.process_index() != 0:
+        return
+    specs = {name: (spec.axes, spec.shape) for name, spec in named_parameters(model).items()}
+    (workdir / "placement.txt").write_text(placement_table(placement, specs) + "\n")
+    sizes = " x ".join(f"{axis} {size}" for axis, size in placement.mesh.shape.items())
+    print(f"mesh {sizes}: {count_parameters(model):,} parameters, placed as in {workdir / 'placement.txt'}")
 
 
 def optimizer_config(config: ConfigDict) -> OptimizerConfig:
