@@ -197,27 +197,37 @@ class Qwen2(nnx.Module):
 
         Args:
             tokens: ids below vocab_size.
-            cache: room for start + new tokens; a row that does not fit would be written elsewhere, so the caller
-                checks.
+            cache: has room for start + new tokens of every row. Nothing checks that: the caller has to.
             start: tokens of each row that are in the cache already.
         """
         positions = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         visible = jnp.arange(cache.k.shape[2])[None, None, :] <= positions[:, :, None]
-        write = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0, 0)))
+        rows = jnp.arange(tokens.shape[0])[:, None]
 
-        def layer(x: jax.Array, stacked: tuple[Params, KVCache]) -> tuple[jax.Array, KVCache]:
+        def write(array: jax.Array, index: jax.Array, new: jax.Array) -> jax.Array:
+            at = array.at[index, rows, positions]
+            return at.set(
+                new.astype(array.dtype), unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds"
+            )
+
+        # The cache is carried through the layers, not scanned over: it is then updated in place, never copied.
+        def layer(
+            carry: tuple[jax.Array, KVCache], stacked: tuple[Params, jax.Array]
+        ) -> tuple[tuple[jax.Array, KVCache], None]:
+            x, before = carry
+            layer_state, index = stacked
+
             def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KVCache]:
-                before = stacked[1]
-                after = KVCache(
-                    write(before.k, k.astype(before.k.dtype), start), write(before.v, v.astype(before.v.dtype), start)
-                )
-                return dense_attention(q, after.k.astype(q.dtype), after.v.astype(q.dtype), visible), after
+                after = KVCache(write(before.k, index, k), write(before.v, index, v))
+                keys, values = (jax.lax.dynamic_index_in_dim(a, index, keepdims=False).astype(q.dtype) for a in after)
+                return dense_attention(q, keys, values, visible), after
 
-            return nnx.merge(definition, stacked[0])(x, rotation, mix)
+            return nnx.merge(definition, layer_state)(x, rotation, mix), None
 
         definition, state = nnx.split(self.layers)
         rotation = rotary(positions, self.config)
-        x, cache = jax.lax.scan(layer, self._embed(tokens), (state, cache))
+        layers = state, jnp.arange(self.config.num_layers)
+        (x, cache), _ = jax.lax.scan(layer, (self._embed(tokens), cache), layers)
         return self.norm(x), cache
 
     def logits(self, hidden: Float[Array, "... hidden"]) -> Float[Array, "... padded_vocab"]:

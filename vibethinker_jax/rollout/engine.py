@@ -214,6 +214,11 @@ class RolloutEngine:
     # Weights and memory
 
     @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self._shape.max_length
+
+    @property
     def weights_version(self) -> int:
         """0 for the policy that the engine was made with; 1 more after each `update_weights` or `resume`."""
         return self._weights_version
