@@ -9,7 +9,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vibethinker_jax.errors import UserError
-from vibethinker_jax.training.workdir import flatten
+from vibethinker_jax.run_files import flatten
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:

@@ -15,6 +15,7 @@ from vibethinker_jax.data.chat import EncodedExample
 from vibethinker_jax.data.loader import pack_rows
 from vibethinker_jax.data.row_plan import plan_rows
 from vibethinker_jax.parallel.rules import UNPLACED
+from vibethinker_jax.training.forward import PackedForward
 from vibethinker_jax.training.sft_step import sft_step
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def test_sampler_and_trainer_agree_after_updates(policy, prompts):
     examples = [EncodedExample(np.array(tokens, np.int32), prompt_length=20) for tokens in prompts[:3]]
     plan = plan_rows([len(example.tokens) for example in examples], 512)
     batch = pack_rows(examples, plan, range(plan.num_rows), 512)
-    step = sft_step(policy.config, optax.sgd(1e-3), UNPLACED, compute_dtype=jnp.float32, remat="full", head_chunk=128)
+    step = sft_step(PackedForward(policy.config, UNPLACED, jnp.float32, "full", head_chunk=128), optax.sgd(1e-3))
     state = step.init(jax.tree.map(jnp.array, policy.params))
     for _ in range(3):
         state, metrics = step(state, [batch])

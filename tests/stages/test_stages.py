@@ -28,19 +28,19 @@ def load_config(name):
     return module.get_config()
 
 
+TINY = {
+    "initialise": "random",
+    "max_position_embeddings": 0,
+    "compute_dtype": "float32",
+    "remat": "none",
+    "head_chunk": 16,
+}
+
+
 @pytest.fixture
 def sft_config(model_directory, traces_file):
     config = load_config("sft")
-    config.model.update(
-        {
-            "checkpoint": str(model_directory),
-            "initialise": "random",
-            "max_position_embeddings": 0,
-            "compute_dtype": "float32",
-            "remat": "none",
-            "head_chunk": 16,
-        }
-    )
+    config.model.update(TINY, checkpoint=str(model_directory))
     config.data.update(
         {
             "path": str(traces_file),
@@ -60,16 +60,7 @@ def sft_config(model_directory, traces_file):
 @pytest.fixture
 def mgpo_config(model_directory, problems_file):
     config = load_config("mgpo")
-    config.model.update(
-        {
-            "checkpoint": str(model_directory),
-            "initialise": "random",
-            "max_position_embeddings": 0,
-            "compute_dtype": "float32",
-            "remat": "none",
-            "head_chunk": 16,
-        }
-    )
+    config.model.update(TINY, checkpoint=str(model_directory))
     config.update({"steps": 5, "prompts_per_step": 3})
     config.data.path = str(problems_file)
     config.rollout.update({"samples": 4, "max_new_tokens": 12, "max_slots": 6})

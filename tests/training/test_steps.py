@@ -12,6 +12,7 @@ from vibethinker_jax.models.parameters import parameter_shardings
 from vibethinker_jax.models.qwen2 import build
 from vibethinker_jax.parallel.mesh import make_mesh
 from vibethinker_jax.parallel.rules import UNPLACED, Placement
+from vibethinker_jax.training.forward import PackedForward
 from vibethinker_jax.training.mgpo_step import MgpoStep
 from vibethinker_jax.training.optimizer import OptimizerConfig, make_optimizer
 from vibethinker_jax.training.sft_step import sft_step
@@ -37,25 +38,22 @@ MESHES = [
 ]
 
 
-def make_sft(config, placement=UNPLACED, **changes):
+def make_sft(config, placement=UNPLACED):
     optimizer, _ = make_optimizer(OPTIMIZER, config, total_steps=10)
-    settings = {"compute_dtype": jnp.float32, "remat": "none", "head_chunk": 8} | changes
-    return sft_step(config, optimizer, placement, **settings)
+    return sft_step(PackedForward(config, placement, jnp.float32, "none", head_chunk=8), optimizer)
 
 
-def make_mgpo(config, placement=UNPLACED, **changes):
+def make_mgpo(config, placement=UNPLACED):
     optimizer, _ = make_optimizer(OPTIMIZER, config, total_steps=10)
-    settings = {
-        "compute_dtype": jnp.float32,
-        "remat": "full",
-        "head_chunk": 8,
-        "temperature": 0.8,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "tis_cap": 2.0,
-        "aggregation": "sequence_mean",
-    }
-    return MgpoStep(config, optimizer, placement, **(settings | changes))
+    return MgpoStep(
+        PackedForward(config, placement, jnp.float32, "full", head_chunk=8),
+        optimizer,
+        temperature=0.8,
+        clip_low=0.2,
+        clip_high=0.2,
+        tis_cap=2.0,
+        aggregation="sequence_mean",
+    )
 
 
 def copied(params):
@@ -239,9 +237,8 @@ def test_the_gradient_is_clipped_by_its_global_norm(tiny, sft_batch):
     config, params = tiny
     plain = optax.sgd(1.0)
     clipped = optax.chain(optax.clip_by_global_norm(1e-3), plain)
-    steps = [
-        sft_step(config, o, UNPLACED, compute_dtype=jnp.float32, remat="none", head_chunk=8) for o in (plain, clipped)
-    ]
+    forward = PackedForward(config, UNPLACED, jnp.float32, "none", head_chunk=8)
+    steps = [sft_step(forward, optimizer) for optimizer in (plain, clipped)]
     (free, metrics), (bound, _) = (step(step.init(copied(params)), [sft_batch]) for step in steps)
     norm = metrics.summary()["gradient_norm"]
     assert norm > 1e-3

@@ -10,7 +10,8 @@ from etils import epath
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.evaluation.protocol import Estimate, average_at_n, paired_difference
 from vibethinker_jax.evaluation.report import align, percent, without_nan
-from vibethinker_jax.evaluation.samples import SAMPLES, SampleRecord, differing_fields, read_manifest, read_samples
+from vibethinker_jax.evaluation.samples import SAMPLES, SampleRecord, read_manifest, read_samples
+from vibethinker_jax.run_files import differing_fields
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ from tqdm import tqdm
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.evaluation.benchmarks import get_benchmark
 from vibethinker_jax.evaluation.report import Report, summarise
-from vibethinker_jax.evaluation.samples import REPORT, SampleLog, SampleRecord, write_json
+from vibethinker_jax.evaluation.samples import REPORT, SampleLog, SampleRecord
 from vibethinker_jax.rewards.base import Verdict, checked
 from vibethinker_jax.rewards.pool import VerifierPool
+from vibethinker_jax.run_files import write_json
+from vibethinker_jax.seeds import stable_seed
 
 if TYPE_CHECKING:  # only for the reader: evaluation needs no JAX itself
     from vibethinker_jax.data.records import Problem
@@ -94,7 +96,7 @@ def evaluate(
 
 def problem_seed(seed: int, problem_id: str) -> int:
     """The sampling seed of a problem: a stable hash of (run seed, id), in [0, 2**31)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\n{problem_id}".encode()).digest()[:4], "big") >> 1
+    return stable_seed(seed, problem_id)
 
 
 class _Judge:

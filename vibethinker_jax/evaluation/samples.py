@@ -12,6 +12,7 @@ from etils import epath
 
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.rewards.base import Verdict
+from vibethinker_jax.run_files import differing_fields, write_json
 
 MANIFEST, SAMPLES, REPORT = "run.json", "samples.jsonl", "report.json"
 Key = tuple[str, int]  # (problem id, sample index)
@@ -88,27 +89,6 @@ def read_manifest(output: epath.Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{output}: holds no evaluation ({MANIFEST} is absent); give the --output of an eval run")
     return json.loads(path.read_text())
-
-
-def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
-    """Written aside and renamed: a kill leaves the old file or the new one."""
-    aside = path.parent / f"{path.name}.tmp"
-    aside.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    aside.replace(path)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
-
-
-def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(dotted field, old value, new value) wherever two manifests differ."""
-    before, after = _flatten(old), _flatten(new)
-    names = sorted(before.keys() | after.keys())
-    return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
 
 
 class SampleLog:

@@ -1,6 +1,5 @@
 """Sampling from files: problems in, one JSON line per completion out, continued where an earlier run stopped."""
 
-import hashlib
 import json
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,6 +11,7 @@ from vibethinker_jax.data.records import load_problems
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.rollout.params import Completion, SamplingParams
+from vibethinker_jax.seeds import stable_seed
 
 
 def sample_prompt(engine: RolloutEngine, prompt: str, params: SamplingParams) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def sample_file(
     settings = _settings(params)
     done = _read(destination, settings, {problem.id for problem in problems}, params.n)
     todo = [p for p in problems if any((p.id, i) not in done for i in range(params.n))]
-    seeds = [_seed(params.seed, problem.id) for problem in todo]
+    seeds = [stable_seed(params.seed, problem.id) for problem in todo]
     destination.parent.mkdir(parents=True, exist_ok=True)
     with (
         destination.open("a") as stream,
@@ -77,10 +77,6 @@ def _line(problem_id: str, sample: int, params: SamplingParams, completion: Comp
 
 def _settings(params: SamplingParams) -> dict[str, Any]:
     return json.loads(json.dumps({name: value for name, value in asdict(params).items() if name != "n"}))
-
-
-def _seed(seed: int, problem_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{problem_id}".encode()).digest()[:4], "big")
 
 
 def _read(path: epath.Path, settings: dict[str, Any], ids: set[str], n: int) -> set[tuple[str, int]]:

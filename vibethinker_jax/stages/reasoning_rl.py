@@ -27,7 +27,7 @@ from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.rewards.pool import VerifierPool
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.stages.rollouts import collect_groups
-from vibethinker_jax.stages.start import Start, optimizer_config, prepare
+from vibethinker_jax.stages.start import Start, optimizer_config, packed_forward, prepare
 from vibethinker_jax.training.loop import train_loop
 from vibethinker_jax.training.mgpo_batch import AdvantageConfig, PackingConfig, advantages_of, micro_batches
 from vibethinker_jax.training.mgpo_step import MgpoStep
@@ -120,12 +120,8 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
 def make_step(config: ConfigDict, start: Start, optimizer: Any) -> MgpoStep:
     """The compiled update of a configuration."""
     return MgpoStep(
-        start.model,
+        packed_forward(config, start),
         optimizer,
-        start.placement,
-        compute_dtype=config.model.compute_dtype,
-        remat=config.model.remat,
-        head_chunk=config.model.head_chunk,
         temperature=config.rollout.temperature,
         clip_low=config.mgpo.clip_low,
         clip_high=config.mgpo.clip_high,

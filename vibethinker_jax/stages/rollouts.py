@@ -1,6 +1,5 @@
 """One RL step's rollouts: sample every prompt, judge each response while the others still decode."""
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -9,6 +8,7 @@ from vibethinker_jax.rewards.base import Verdict
 from vibethinker_jax.rewards.pool import VerifierPool
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.rollout.params import Completion, SamplingParams
+from vibethinker_jax.seeds import stable_seed
 from vibethinker_jax.training.trajectories import Group, Sample
 
 
@@ -43,7 +43,7 @@ def collect_groups(
             n=samples,
             temperature=temperature,
             max_new_tokens=max_new_tokens,
-            seed=rollout_seed(seed, step, problem.id),
+            seed=stable_seed(seed, step, problem.id),
         )
         for problem in problems
     ]
@@ -66,12 +66,6 @@ def collect_groups(
         )
         for p, problem in enumerate(problems)
     ]
-
-
-def rollout_seed(seed: int, step: int, problem_id: str) -> int:
-    """Sampling seed of a problem in a step: 32 bits of a hash, the same on every host and Python."""
-    digest = hashlib.sha256(f"{seed}\0{step}\0{problem_id}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")
 
 
 def _sample(completion: Completion, verdict: Verdict) -> Sample:

@@ -17,7 +17,7 @@ from vibethinker_jax.data.chat import encode_examples
 from vibethinker_jax.data.loader import Batch, PackedLoader
 from vibethinker_jax.data.records import load_examples
 from vibethinker_jax.errors import UserError
-from vibethinker_jax.stages.start import Start, optimizer_config, prepare
+from vibethinker_jax.stages.start import Start, optimizer_config, packed_forward, prepare
 from vibethinker_jax.training.loop import train_loop
 from vibethinker_jax.training.optimizer import make_optimizer
 from vibethinker_jax.training.sft_step import sft_step
@@ -33,14 +33,7 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     start = prepare(config, workdir)
     loader = make_loader(config, start)
     optimizer, schedule = make_optimizer(optimizer_config(config), start.model, loader.total_steps)
-    step = sft_step(
-        start.model,
-        optimizer,
-        start.placement,
-        compute_dtype=config.model.compute_dtype,
-        remat=config.model.remat,
-        head_chunk=config.model.head_chunk,
-    )
+    step = sft_step(packed_forward(config, start), optimizer)
 
     def one_step(state: TrainState, done: int) -> tuple[TrainState, Mapping[str, Any]]:
         state, metrics = step(state, cut(next(loader), config, row_share(start.placement)[1]))

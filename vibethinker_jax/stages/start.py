@@ -17,6 +17,7 @@ from vibethinker_jax.models.parameters import Params, count_parameters, named_pa
 from vibethinker_jax.models.policy import Policy, initialise, load
 from vibethinker_jax.parallel.mesh import make_mesh
 from vibethinker_jax.parallel.rules import Placement, placement_table
+from vibethinker_jax.training.forward import PackedForward
 from vibethinker_jax.training.optimizer import OptimizerConfig
 from vibethinker_jax.training.workdir import open_workdir
 
@@ -92,6 +93,12 @@ def _write_placement(workdir: epath.Path, model: Qwen2Config, placement: Placeme
     (workdir / "placement.txt").write_text(placement_table(placement, specs) + "\n")
     sizes = " x ".join(f"{axis} {size}" for axis, size in placement.mesh.shape.items())
     print(f"mesh {sizes}: {count_parameters(model):,} parameters, placed as in {workdir / 'placement.txt'}")
+
+
+def packed_forward(config: ConfigDict, start: Start) -> PackedForward:
+    """How a stage's configuration runs the model."""
+    settings = config.model
+    return PackedForward(start.model, start.placement, settings.compute_dtype, settings.remat, settings.head_chunk)
 
 
 def optimizer_config(config: ConfigDict) -> OptimizerConfig:

@@ -3,15 +3,12 @@
 import jax
 import optax
 
-from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import Params
-from vibethinker_jax.models.qwen2 import build
-from vibethinker_jax.objectives.cross_entropy import HeadOutput, head_statistics
 from vibethinker_jax.objectives.importance import RejectionFilters
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.objectives.mgpo import NO_FILTERS, Aggregation, mgpo_loss
-from vibethinker_jax.parallel.rules import Placement
-from vibethinker_jax.training.step import Batch, TrainStep
+from vibethinker_jax.training.forward import Batch, PackedForward
+from vibethinker_jax.training.step import TrainStep
 
 
 class MgpoStep(TrainStep):
@@ -24,25 +21,17 @@ class MgpoStep(TrainStep):
     log-probabilities are the current ones, and no second forward pass is needed.
 
     Args:
-        model: shape of the parameters.
+        forward: the model and how to run it.
         optimizer: from training/optimizer.py.
-        placement: mesh.
-        compute_dtype: dtype of activations.
-        remat: what the backward pass recomputes (models/qwen2.py).
-        head_chunk: tokens per row whose logits exist at once.
         temperature: of sampling; the trainer's log-probabilities use it too.
         clip_low, clip_high, tis_cap, aggregation, filters: see objectives/mgpo.py.
     """
 
     def __init__(
         self,
-        model: Qwen2Config,
+        forward: PackedForward,
         optimizer: optax.GradientTransformation,
-        placement: Placement,
         *,
-        compute_dtype: jax.typing.DTypeLike,
-        remat: str,
-        head_chunk: int,
         temperature: float,
         clip_low: float,
         clip_high: float,
@@ -50,23 +39,8 @@ class MgpoStep(TrainStep):
         aggregation: Aggregation,
         filters: RejectionFilters = NO_FILTERS,
     ) -> None:
-        def score(params: Params, batch: Batch) -> HeadOutput:
-            decoder = build(model, params, placement, compute_dtype, remat)
-            hidden = decoder(batch["tokens"], batch["positions"], batch["segment_ids"])
-            return head_statistics(
-                hidden,
-                decoder.head_table,
-                batch["targets"],
-                vocab_size=model.vocab_size,
-                temperature=temperature,
-                chunk=head_chunk,
-                shards=placement.size("context"),
-                batch_shards=placement.size("replica", "fsdp"),
-                with_entropy=True,
-            )
-
         def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Metrics]:
-            head = score(params, batch)
+            head = forward(params, batch, temperature=temperature, with_entropy=True)
             result = mgpo_loss(
                 head.log_probs,
                 batch.get("old_log_probs", jax.lax.stop_gradient(head.log_probs)),
@@ -86,9 +60,10 @@ class MgpoStep(TrainStep):
             denominator = batch["num_groups"] if aggregation == "sequence_mean" else result.denominator
             return result.loss_sum, denominator, result.metrics
 
-        super().__init__(loss, optimizer, model, placement)
+        super().__init__(loss, optimizer, forward.model, forward.placement)
         self._score = jax.jit(
-            lambda params, batch: score(params, batch).log_probs, out_shardings=placement.replicated()
+            lambda params, batch: forward(params, batch, temperature=temperature).log_probs,
+            out_shardings=forward.placement.replicated(),
         )
 
     def log_probs(self, params: Params, batch: Batch) -> jax.Array:

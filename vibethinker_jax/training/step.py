@@ -5,8 +5,8 @@ sum; the division happens once, so a step over many micro-batches is the step ov
 lengths, and the number of micro-batches never recompiles anything.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import Params, parameter_shardings
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.training.forward import Batch
 from vibethinker_jax.training.optimizer import optimizer_shardings
 
-Batch = Mapping[str, Any]  # arrays [rows, row_length], or [rows, segments] for what belongs to a document
 # (params, batch) -> (loss sum, denominator, metrics)
 Loss = Callable[[Params, Batch], tuple[jax.Array, jax.Array, Metrics]]
 

@@ -1,8 +1,6 @@
 """A run's directory: the configuration it was started with, and what may change when it is resumed."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 from etils import epath
@@ -10,6 +8,7 @@ from ml_collections import ConfigDict
 
 from vibethinker_jax.checkpoints.store import MODEL_DIRECTORY
 from vibethinker_jax.errors import UserError
+from vibethinker_jax.run_files import differing_fields, write_json
 
 CONFIG_FILE = "run.json"
 # What a run leaves once it has begun.
@@ -33,15 +32,12 @@ def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
     started = any((workdir / name).exists() for name in TRACES)
     if path.exists() and started:
         found = json.loads(path.read_text())
-        before, now = flatten(found), flatten(wanted)
-        differing = sorted(
-            name for name in before.keys() | now.keys() if name not in FREE_FIELDS and before.get(name) != now.get(name)
-        )
+        differing = [field for field in differing_fields(found, wanted) if field[0] not in FREE_FIELDS]
         if differing:
-            name = differing[0]
+            names, (name, before, now) = ", ".join(field[0] for field in differing), differing[0]
             raise UserError(
-                f"{path}: has a run with other settings ({', '.join(differing)}); e.g. {name} was "
-                f"{before.get(name)!r} and is {now.get(name)!r} now. Resume with the same ones, or take a new workdir"
+                f"{path}: has a run with other settings ({names}); e.g. {name} was {before!r} and is {now!r} now. "
+                "Resume with the same ones, or use a new workdir"
             )
     elif jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -49,21 +45,3 @@ def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
             (workdir / MODEL_DIRECTORY).rmtree(missing_ok=True)
         write_json(path, wanted)
     return workdir
-
-
-def write_json(path: epath.Path, content: Any) -> None:
-    """Writes a JSON file aside and renames it."""
-    aside = path.parent / f"{path.name}.tmp"
-    aside.write_text(json.dumps(content, indent=2, sort_keys=False) + "\n")
-    aside.replace(path)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    out: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            out.update(flatten(value, f"{prefix}{name}."))
-        else:
-            out[prefix + name] = value
-    return out
