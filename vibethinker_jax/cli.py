@@ -63,20 +63,24 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
+    from vibethinker_jax.data.records import load_problems
     from vibethinker_jax.rollout.files import sample_file, sample_prompt
 
     if (options.prompt is None) == (options.input is None):
         raise UserError("give either --prompt TEXT or --input FILE with --output FILE")
     if options.input is not None and options.output is None:
         raise UserError("--output is missing; name the JSONL file that --input's completions go to")
-    with _engine(options) as engine:
-        params = _sampling(options, options.samples)
-        if options.prompt is not None:
+    params = _sampling(options, options.samples)
+    if options.prompt is not None:
+        prompts = [[{"role": "user", "content": options.prompt}]]
+        with _engine(options, prompts, options.samples) as engine:
             for completion in sample_prompt(engine, options.prompt, params):
                 print(json.dumps(completion, ensure_ascii=False) if options.json else completion["text"])
-        else:
-            count = sample_file(engine, options.input, options.output, params)
-            print(f"{options.output}: {count} completions")
+    else:
+        problems = load_problems(options.input)
+        with _engine(options, [problem.prompt for problem in problems], options.samples) as engine:
+            count = sample_file(engine, problems, options.output, params)
+        print(f"{options.output}: {count} completions")
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -94,7 +98,8 @@ def _eval(options: argparse.Namespace) -> None:
         if getattr(options, name) is None:
             setattr(options, name, getattr(benchmark, name))
     output = options.output or os.path.join("runs", f"eval-{options.benchmark}")
-    with _engine(options) as engine, VerifierPool(workers=options.workers) as pool:
+    prompts = [problem.prompt for problem in problems]
+    with _engine(options, prompts, options.samples) as engine, VerifierPool(workers=options.workers) as pool:
         report = evaluate(
             engine,
             problems,
@@ -130,14 +135,18 @@ def _arithmetic(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _engine(options: argparse.Namespace) -> Any:
-    """The rollout engine over the checkpoint that the options name."""
+def _engine(options: argparse.Namespace, prompts: Sequence[Any], samples: int) -> Any:
+    """The rollout engine over the checkpoint that the options name, no larger than these prompts can use."""
     import vibethinker_jax as vt
 
     mesh = vt.make_mesh(**_mesh_sizes(options.mesh)) if options.mesh else None
     policy = vt.load(options.checkpoint, mesh, options.dtype, options.dtype, options.step)
     length = options.max_length or policy.config.max_position_embeddings
-    engine = vt.RolloutEngine(policy, max_slots=options.max_slots, max_length=length)
+    if options.max_new_tokens is not None:
+        longest = max((len(policy.tokenizer.encode_chat(prompt)) for prompt in prompts), default=1)
+        length = min(length, longest + options.max_new_tokens)
+    slots = min(options.max_slots, max(1, len(prompts) * samples))
+    engine = vt.RolloutEngine(policy, max_slots=slots, max_length=length)
     try:
         yield engine
     finally:

@@ -1,13 +1,14 @@
 """Sampling from files: problems in, one JSON line per completion out, continued where an earlier run stopped."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from etils import epath
 from tqdm import tqdm
 
-from vibethinker_jax.data.records import load_problems
+from vibethinker_jax.data.records import Problem
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.rollout.params import Completion, SamplingParams
@@ -21,16 +22,16 @@ def sample_prompt(engine: RolloutEngine, prompt: str, params: SamplingParams) ->
 
 
 def sample_file(
-    engine: RolloutEngine, source: epath.PathLike, destination: epath.PathLike, params: SamplingParams
+    engine: RolloutEngine, problems: Sequence[Problem], destination: epath.PathLike, params: SamplingParams
 ) -> int:
-    """Samples every problem of a file and appends the completions to `destination` as they finish.
+    """Samples every problem and appends the completions to `destination` as they finish.
 
     A problem's seed derives from (params.seed, problem id), so an interrupted call that is repeated draws only what
     is missing, and the same as it would have drawn.
 
     Args:
         engine: to sample with.
-        source: problems, in any format of data/sources.py.
+        problems: with unique ids.
         destination: local JSONL file, one line per completion.
         params: sampling; `n` completions per problem.
 
@@ -40,7 +41,7 @@ def sample_file(
     Raises:
         UserError: `destination` holds completions of other settings or problems.
     """
-    problems, destination = load_problems(source), epath.Path(destination)
+    destination = epath.Path(destination)
     settings = _settings(params)
     done = _read(destination, settings, {problem.id for problem in problems}, params.n)
     todo = [p for p in problems if any((p.id, i) not in done for i in range(params.n))]
