@@ -11,6 +11,7 @@ One step:
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         UserError: bad configuration or data; names the field or the line.
     """
     start = prepare(config, workdir)
-    problems = load_prompts(config, start)
+    problems, longest_prompt = load_prompts(config, start)
     optimizer, schedule = make_optimizer(
         optimizer_config(config), start.model, config.steps * config.mgpo.updates_per_batch
     )
@@ -65,7 +66,8 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
             return groups
         policy = start.policy(state.params, config.model.compute_dtype)
         if engine is None:
-            engine = RolloutEngine(policy, max_slots=config.rollout.max_slots, max_length=config.packing.row_length)
+            length = longest_prompt + config.rollout.max_new_tokens
+            engine = RolloutEngine(policy, max_slots=config.rollout.max_slots, max_length=length)
         else:
             engine.resume(policy)
         groups = collect_groups(
@@ -84,9 +86,13 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         return groups
 
     def one_step(state: TrainState, done: int) -> tuple[TrainState, Mapping[str, Any]]:
+        began = time.monotonic()
         groups = rollouts(state, done)
+        sampled = time.monotonic()
         advantages = advantages_of(groups, advantage_config)
-        updates = micro_batches(groups, advantages, packing, config.mgpo.updates_per_batch)
+        updates = micro_batches(
+            groups, advantages, packing, config.mgpo.updates_per_batch, only_with_signal=config.mgpo.only_with_signal
+        )
         if len(updates) > 1:  # later updates need the log-probabilities of the weights that sampled
             updates = [[with_old_log_probs(step, state, batch) for batch in batches] for batches in updates]
         metrics = Metrics()
@@ -98,6 +104,8 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
             **advantages.metrics.summary(),
             **response_statistics(groups),
             "learning_rate": schedule(done * config.mgpo.updates_per_batch),
+            "seconds_rollout": sampled - began,
+            "seconds_update": time.monotonic() - sampled,
         }
 
     with VerifierPool(workers=config.verifier.workers, timeout_s=config.verifier.timeout_s) as pool:
@@ -136,13 +144,14 @@ def make_step(config: ConfigDict, start: Start, optimizer: Any) -> MgpoStep:
     )
 
 
-def load_prompts(config: ConfigDict, start: Start) -> list[Problem]:
-    """The problems whose prompt leaves room for the longest response; says how many do not."""
+def load_prompts(config: ConfigDict, start: Start) -> tuple[list[Problem], int]:
+    """The problems whose prompt leaves room for the longest response, and the tokens of the longest such prompt."""
     problems = load_problems(config.data.path)
     if config.verifier.require_thinking:
         problems = [_requiring_thinking(problem) for problem in problems]
     room = config.packing.row_length - config.rollout.max_new_tokens
-    kept = [problem for problem in problems if len(start.tokenizer.encode_chat(problem.prompt)) <= room]
+    lengths = [len(start.tokenizer.encode_chat(problem.prompt)) for problem in problems]
+    kept = [problem for problem, length in zip(problems, lengths, strict=True) if length <= room]
     if len(kept) < len(problems) and jax.process_index() == 0:
         print(f"{config.data.path}: left out {len(problems) - len(kept)} prompts of more than {room} tokens")
     if len(kept) < config.prompts_per_step:
@@ -150,7 +159,7 @@ def load_prompts(config: ConfigDict, start: Start) -> list[Problem]:
             f"{config.data.path}: {len(kept)} problems have prompts of at most {room} tokens (packing.row_length less "
             f"rollout.max_new_tokens), but config.prompts_per_step is {config.prompts_per_step}"
         )
-    return kept
+    return kept, max(length for length in lengths if length <= room)
 
 
 def _requiring_thinking(problem: Problem) -> Problem:

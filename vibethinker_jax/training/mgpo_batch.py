@@ -89,7 +89,12 @@ def advantages_of(groups: Sequence[Group], config: AdvantageConfig) -> GroupAdva
 
 
 def micro_batches(
-    groups: Sequence[Group], advantages: GroupAdvantages, config: PackingConfig, updates: int
+    groups: Sequence[Group],
+    advantages: GroupAdvantages,
+    config: PackingConfig,
+    updates: int,
+    *,
+    only_with_signal: bool = False,
 ) -> list[list[Batch]]:
     """Packs the responses of a step, for each of its updates, into equally shaped micro-batches.
 
@@ -102,6 +107,8 @@ def micro_batches(
         advantages: of `advantages_of(groups)`.
         config: shape of the micro-batches.
         updates: optimizer steps to split the groups over.
+        only_with_signal: leave out groups whose advantages are all zero. Loss and gradient are the same for less
+            work, but the mismatch and policy metrics then see only the other groups.
 
     Returns:
         Per update, the micro-batches that training/mgpo_step.py takes: this process's rows.
@@ -111,13 +118,14 @@ def micro_batches(
     """
     if updates > len(groups):
         raise UserError(f"updates_per_batch is {updates}, but a step has only {len(groups)} groups; lower it")
+    packed = advantages.kept & (advantages.advantages.any(axis=1) | (not only_with_signal))
     return [
         _pack_update(
             [
                 (groups[g], s, advantages.advantages[g, s], advantages.sample_weights[g, s])
                 for g in range(update, len(groups), updates)
                 for s in range(len(groups[g].samples))
-                if advantages.kept[g] and groups[g].samples[s].has_verdict
+                if packed[g] and groups[g].samples[s].has_verdict
             ],
             int(advantages.kept[update::updates].sum()),
             config,
