@@ -25,7 +25,7 @@ def dataset(tmp_path_factory):
         before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
         write_dataset(directory, seed=3)
         assert before == {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
-        with pytest.raises(UserError, match=r'dataset\.json: describes other data .*"seed": 3'):
+        with pytest.raises(UserError, match=r'(?s)dataset\.json: describes other data .*"seed": 3'):
             write_dataset(directory, seed=4)
     return directory
 
