@@ -38,9 +38,7 @@ class MetricsLog:
         self._path = workdir / METRICS_FILE
         self._records = _records_until(self._path, first_step)
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1, max_queue=1000)
-        self._bar = tqdm(
-            total=total_steps, initial=first_step, desc=description, unit="step", dynamic_ncols=True, mininterval=1.0
-        )
+        self._bar = tqdm(total=total_steps, initial=first_step, desc=description, unit="step", dynamic_ncols=True)
         # Rewritten aside and renamed: a kill never leaves half a history.
         _write_aside(self._path, self._records)
         self._stream = self._path.open("a")
