@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import pytest
+from etils import epath
 
 from tests.conftest import REPOSITORY
 from vibethinker_jax.cli import main
 from vibethinker_jax.configuration import read_config
+from vibethinker_jax.data.arithmetic import generate, write_model_directory
 from vibethinker_jax.errors import UserError
+from vibethinker_jax.models.policy import initialise
 
 VERBS = [
     ["train"],
@@ -64,6 +67,40 @@ def test_bad_input_exits_with_2_and_names_it(arguments, message, capsys, monkeyp
     assert errors.startswith(f"vibethinker {arguments[0]}: ")
     assert "Traceback" not in errors
     assert not list(tmp_path.iterdir()), "nothing may be left behind"
+
+
+@pytest.fixture(scope="module")
+def tiny_checkpoint(tmp_path_factory):
+    """The demo's model with random weights, as a Hugging Face directory, and some of its problems."""
+    directory = tmp_path_factory.mktemp("tiny")
+    (directory / "bare").mkdir()
+    write_model_directory(epath.Path(directory / "bare"))
+    initialise(directory / "bare", seed=0).save(directory / "hf", "hf")
+    lines = [json.dumps(chain.problem()) + "\n" for chain in generate(5, 0, held_out=True)]
+    (directory / "problems.jsonl").write_text("".join(lines))
+    return directory
+
+
+def test_verbs_work_together_on_one_checkpoint(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hf, problems = str(tiny_checkpoint / "hf"), str(tiny_checkpoint / "problems.jsonl")
+    assert main(["convert", "hf-to-orbax", hf, "orbax"]) == 0
+    assert main(["convert", "orbax-to-hf", "orbax", "back"]) == 0
+    name = "model.safetensors"
+    assert (tmp_path / "back" / name).read_bytes() == (tiny_checkpoint / "hf" / name).read_bytes()
+    capsys.readouterr()
+    assert main(["sample", "--checkpoint", hf, "--prompt", "1+1=?", "--max-new-tokens", "5", "--samples", "2"]) == 0
+    arguments = ["--input", problems, "--output", "out.jsonl", "--max-new-tokens", "5", "--mesh", "fsdp=4,tensor=2"]
+    assert main(["sample", "--checkpoint", "orbax", *arguments]) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5
+    for output, seed in (("a", "0"), ("b", "1")):
+        arguments = ["--data", problems, "--limit", "3", "--samples", "2", "--output", output, "--seed", seed]
+        assert main(["eval", "--checkpoint", hf, "--max-length", "40", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "3 problems x 2 samples" in shown
+    assert "truncated" in shown
+    assert main(["compare", "a", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"] == [0.0, 0.0]
 
 
 def test_config_overrides_keep_the_type_of_the_field():

@@ -100,7 +100,7 @@ def _eval(options: argparse.Namespace) -> None:
         if options.limit < 1:
             raise UserError(f"--limit is {options.limit}; give at least 1")
         problems = problems[: options.limit]
-    for name in ("temperature", "top_p", "top_k", "max_new_tokens", "samples"):
+    for name in ("temperature", "top_p", "top_k", "samples"):
         if getattr(options, name) is None:
             setattr(options, name, getattr(benchmark, name))
     output = options.output or os.path.join("runs", f"eval-{options.benchmark}")
