@@ -9,8 +9,6 @@ One step:
    log-probabilities of the weights that sampled.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +33,7 @@ from vibethinker_jax.training.mgpo_step import MgpoStep
 from vibethinker_jax.training.optimizer import make_optimizer
 from vibethinker_jax.training.step import TrainState, row_share
 from vibethinker_jax.training.trajectories import Group, read_groups, write_groups
+from vibethinker_jax.training.workdir import run_fingerprint
 
 ROLLOUTS_DIRECTORY = "rollouts"
 
@@ -60,7 +59,7 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     def rollouts(state: TrainState, done: int) -> list[Group]:
         nonlocal engine
         path = start.workdir / ROLLOUTS_DIRECTORY / f"step_{done + 1:06d}.jsonl"
-        fingerprint = _fingerprint(config, done)
+        fingerprint = run_fingerprint(config, done)
         groups = read_groups(path, fingerprint)
         if groups is not None:
             return groups
@@ -196,8 +195,3 @@ def response_statistics(groups: Sequence[Group]) -> dict[str, float]:
         "tokens_p99": float(np.percentile(lengths, 99)),
         "truncated": float(np.mean([sample.truncated for sample in samples])),
     }
-
-
-def _fingerprint(config: ConfigDict, step: int) -> str:
-    content = json.dumps({"config": config.to_dict(), "step": step}, sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()

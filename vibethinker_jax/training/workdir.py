@@ -1,5 +1,6 @@
 """A run's directory: the configuration it was started with, and what may change when it is resumed."""
 
+import hashlib
 import json
 
 import jax
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict
 
 from vibethinker_jax.checkpoints.store import MODEL_DIRECTORY
 from vibethinker_jax.errors import UserError
-from vibethinker_jax.run_files import differing_fields, write_json
+from vibethinker_jax.run_files import differing_fields, flatten, write_json
 
 CONFIG_FILE = "run.json"
 # What a run leaves once it has begun.
@@ -45,3 +46,9 @@ def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:
             (workdir / MODEL_DIRECTORY).rmtree(missing_ok=True)
         write_json(path, wanted)
     return workdir
+
+
+def run_fingerprint(config: ConfigDict, step: int) -> str:
+    """Names what the results of a step depend on: everything in the configuration that may not change, and the step."""
+    fields = {name: value for name, value in flatten(config.to_dict()).items() if name not in FREE_FIELDS}
+    return hashlib.sha256(json.dumps([fields, step], sort_keys=True).encode()).hexdigest()
