@@ -49,7 +49,6 @@ def real() -> ConfigDict:
     config = _base("mgpo")
     config.update(steps=2, prompts_per_step=2)
     config.model.update(max_position_embeddings=0, compute_dtype="float32", head_chunk=128)
-    config.mesh.update(devices=1)
     config.rollout.update(samples=4, max_new_tokens=160, max_slots=8)
     config.verifier.update(workers=1, require_thinking=False)  # the instruct model does not write <think>
     config.packing.update(row_length=512, rows_per_micro_batch=1, max_segments=8)
@@ -66,4 +65,7 @@ TINY_MODEL = {
 
 
 def _base(name: str) -> ConfigDict:
-    return runpy.run_path(str(pathlib.Path(__file__).with_name(f"{name}.py")))["get_config"]()
+    """A stage's configuration on one device: none of this is big enough to share."""
+    config = runpy.run_path(str(pathlib.Path(__file__).with_name(f"{name}.py")))["get_config"]()
+    config.mesh.update(devices=1)
+    return config

@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
                 "clip_high": 0.2,
                 "updates_per_batch": 1,  # report: all RL is on-policy
                 "aggregation": "sequence_mean",  # report, eq. 3; or "token_mean"
-                "mask_truncated": False,  # chosen: a truncated response is wrong and trained on
+                "mask_truncated": False,  # chosen: a truncated response is judged as it stands, and trained on
                 "only_with_signal": False,  # True: groups without any advantage skip the update
                 "long2short": 0.0,  # report, section 2.2.2: 0.2 in the Long2Short phase
                 "normalise_by": "shaped_std",  # the report's literal reading; or "binary_std", "none"

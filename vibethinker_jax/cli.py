@@ -85,7 +85,7 @@ def _sample(options: argparse.Namespace) -> None:
     else:
         problems = load_problems(options.input)
         with _engine(options, [problem.prompt for problem in problems], options.samples) as engine:
-            count = sample_file(engine, problems, options.output, params)
+            count = sample_file(engine, problems, options.output, params, options.checkpoint)
         print(f"{options.output}: {count} completions")
 
 
@@ -189,7 +189,7 @@ def _split_off_config(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for argument in arguments:
         if expects_value or argument == "--config" or argument.startswith(("--config=", "--config.")):
             config.append(argument)
-            expects_value = not expects_value and argument.startswith("--config") and "=" not in argument
+            expects_value = argument == "--config"
         else:
             own.append(argument)
     return own, config

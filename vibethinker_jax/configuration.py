@@ -1,6 +1,7 @@
 """Reads a stage's configuration: a Python file with `get_config()`, and overrides of its fields."""
 
 import difflib
+import inspect
 import os
 import runpy
 from collections.abc import Sequence
@@ -26,7 +27,10 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
     flags.DEFINE_string("config", None, "", flag_values=values)
     own = [a for a in arguments if not a.startswith("--config.")]
     overrides = [a for a in arguments if a.startswith("--config.")]
-    rest = values(["vibethinker", *own])[1:]
+    try:
+        rest = values(["vibethinker", *own])[1:]
+    except flags.Error as error:
+        raise UserError(f"{error}") from error
     if rest:
         raise UserError(f"cannot read {rest[0]!r}; write overrides as --config.a.b=value")
     if not values.config:
@@ -43,6 +47,9 @@ def _load(name: str) -> ConfigDict:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
         raise UserError(f"--config {path}: defines no get_config()")
+    takes = len(inspect.signature(get_config).parameters)
+    if argument and not takes:
+        raise UserError(f"--config {name}: {path} takes nothing after a colon")
     return get_config(argument) if argument else get_config()
 
 

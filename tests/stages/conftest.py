@@ -44,9 +44,10 @@ def model_directory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def problems_file(model_directory):
-    """Seven sums; half of them have the answer 1, which an untrained model happens to write sometimes."""
+    """Seven questions whose answer is any digit that an untrained model happens to end with: 1."""
     path = model_directory.parent / "problems.jsonl"
-    path.write_text("".join(json.dumps(_problem(i)) + "\n" for i in range(7)))
+    problems = [{**_problem(i), "verifier": {"kind": "math", "answer": "1"}} for i in range(7)]
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     return path
 
 

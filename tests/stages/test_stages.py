@@ -158,6 +158,9 @@ def test_rollouts_are_kept_and_sampler_and_trainer_agree_after_updates(tmp_path,
     assert all(record["mismatch/absolute_max"] <= 1e-5 for record in records)
     assert all(record["mismatch/k3"] <= 1e-9 for record in records)
     assert all(record["policy/ratio"] == 1.0 for record in records)
+    assert max(record["reward"] for record in records) > 0, "nothing was learnt from"
+    assert max(record["gradient_norm"] for record in records) > 0
+    assert records[0]["update_norm"] > 0 or records[1]["update_norm"] > 0
     texts = [line for file in files for line in file.read_text().splitlines()[1:]]
     assert len(texts) == 15
     sampled = [json.loads(line) for line in texts]
@@ -232,12 +235,44 @@ def test_other_settings_in_the_same_workdir_are_refused_by_name(tmp_path, sft_co
         ("data.rows_per_micro_batch", 3, "rows_per_batch is 2; make it a multiple of rows_per_micro_batch 3"),
         ("data.row_length", 4, "row_length is 4 and none of the 9 examples fits"),
         ("model.remat", "some", "remat policy is 'some'"),
+        ("model.compute_dtype", "bf16", "config.model.compute_dtype is 'bf16'"),
+        ("data.row_length", 2048, "row_length is 2048, but the model declares 1024 positions"),
         ("mesh.context", 3, "mesh needs 3 devices or a multiple"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, sft_config, field, value, message):
     sft_config.update_from_flattened_dict({field: value})
     with pytest.raises(vt.UserError, match=message):
+        run_stage(sft_config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("mgpo.aggregation", "mean", "aggregation is 'mean'"),
+        ("mgpo.clip_low", 2.0, "clip_low, clip_high are 2.0"),
+        ("mgpo.gamma", -1.0, "gamma is -1.0"),
+        ("mgpo.tis_cap", -2.0, "cap is -2.0"),
+        ("mgpo.updates_per_batch", 4, "updates_per_batch is 4; use 1 to prompts_per_step = 3"),
+        ("packing.row_length", 24, "0 problems have prompts of at most 12 tokens"),
+        ("optimizer.floor", 1.0, "optimizer.floor is 1.0"),
+    ],
+)
+def test_bad_rl_settings_are_named_before_anything_is_sampled(tmp_path, mgpo_config, field, value, message):
+    mgpo_config.update_from_flattened_dict({field: value})
+    with pytest.raises(vt.UserError, match=message):
+        run_stage(mgpo_config, tmp_path / "run")
+    assert not (tmp_path / "run" / "rollouts").exists()
+
+
+def test_a_resumed_run_refuses_other_data(tmp_path, sft_config, traces_file):
+    sft_config.data.epochs = 1
+    copy = tmp_path / "traces.jsonl"
+    copy.write_text(traces_file.read_text())
+    sft_config.data.path = str(copy)
+    run_stage(sft_config, tmp_path / "run")
+    copy.write_text("".join(traces_file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(vt.UserError, match="the data has changed since the run began"):
         run_stage(sft_config, tmp_path / "run")
 
 

@@ -1,5 +1,6 @@
 """From verdicts to packed micro-batches, checked by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -119,13 +120,15 @@ def test_groups_of_different_sizes_are_refused():
 
 def test_stored_groups_come_back_bit_for_bit_and_know_their_settings(tmp_path):
     odd = sample([1, 2], 0.25, log_probs=[float(np.float32(-0.1)), float("-inf")])
-    groups = [*GROUPS, Group("d", (1,), (odd, odd))]
+    separators = dataclasses.replace(odd, text="line\u2028separator\u0085and\nnewline")
+    groups = [*GROUPS, Group("d", (1,), (odd, separators))]
     path = tmp_path / "rollouts" / "step_000001.jsonl"
     assert read_groups(path, "x") is None
     write_groups(path, "x", groups)
     back = read_groups(path, "x")
     assert back[0] == groups[0]
     assert back[2].samples[1].error == "worker died"
+    assert back[3].samples[1].text == separators.text
     assert math.isnan(back[2].samples[1].reward)
     assert back[3].samples[0].log_probs[0] == float(np.float32(-0.1))
     assert not math.isfinite(back[3].samples[0].log_probs[1]), "dropped by the loss from both sides"

@@ -36,16 +36,25 @@ def test_resumed_metrics_hold_every_step_once(tmp_path):
 def test_a_directory_belongs_to_one_configuration_once_training_has_begun(tmp_path):
     workdir = open_workdir(tmp_path / "run", config())
     assert json.loads((workdir / "run.json").read_text())["seed"] == 1
-    # Nothing was trained yet: a corrected configuration may take the place.
-    open_workdir(workdir, config(seed=2))
+    # No step was finished yet: a corrected configuration may take the place.
     (workdir / "metrics.jsonl").write_text("")
+    (workdir / "checkpoints").mkdir()
+    open_workdir(workdir, config(seed=2))
+    (workdir / "metrics.jsonl").write_text("{}\n")
     open_workdir(workdir, config(seed=2))
     open_workdir(workdir, config(seed=2, loop={"save_every": 99}))
     with pytest.raises(UserError, match=r"run\.json: .*\(optimizer\.peak, seed\); e\.g\. optimizer\.peak was 0\.1"):
         open_workdir(workdir, config(optimizer={"peak": 0.2}))
 
 
+def test_checkpoints_of_an_unknown_run_are_not_adopted(tmp_path):
+    (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"has checkpoints or metrics but no run\.json"):
+        open_workdir(tmp_path, config())
+
+
 def test_rollouts_belong_to_a_step_and_to_what_changes_numbers():
-    assert run_fingerprint(config(), 3) == run_fingerprint(config(loop={"save_every": 5}), 3)
-    assert run_fingerprint(config(), 3) != run_fingerprint(config(), 4)
-    assert run_fingerprint(config(), 3) != run_fingerprint(config(seed=5), 3)
+    assert run_fingerprint(config(), 3, "d") == run_fingerprint(config(loop={"save_every": 5}), 3, "d")
+    assert run_fingerprint(config(), 3, "d") != run_fingerprint(config(), 4, "d")
+    assert run_fingerprint(config(), 3, "d") != run_fingerprint(config(), 3, "e")
+    assert run_fingerprint(config(), 3, "d") != run_fingerprint(config(seed=5), 3, "d")

@@ -6,7 +6,8 @@ lr = log pi_old - log pi_rollout per token (same weights, both at the sampling t
 - truncated importance sampling (TIS), the VibeThinker-3B report's reference Yao et al. 2025: every token's loss is
   multiplied by the constant min(r, C);
 - filters after the report's reference "mismatch praxis" (llmdata 2025), all off unless asked for, reject tokens or
-  whole responses. What is rejected leaves the denominator too;
+  whole responses. Rejected tokens leave the denominator too; under sequence_mean a response that is rejected whole
+  contributes zero but keeps its place in the 1/G of its group;
 - products of r over a response are not offered: at 64K tokens they collapse.
 
 lr is clamped to +-20 wherever it is exponentiated, and the clamped value is used throughout.

@@ -18,22 +18,27 @@ from vibethinker_jax.seeds import stable_seed
 def sample_prompt(engine: RolloutEngine, prompt: str, params: SamplingParams) -> list[dict[str, Any]]:
     """Completions of one user message, rendered with the checkpoint's chat template."""
     [completions] = engine.generate([[{"role": "user", "content": prompt}]], params, progress=True)
-    return [_line("prompt", i, params, completion) for i, completion in enumerate(completions)]
+    return [_line("prompt", i, _settings(params), completion) for i, completion in enumerate(completions)]
 
 
 def sample_file(
-    engine: RolloutEngine, problems: Sequence[Problem], destination: epath.PathLike, params: SamplingParams
+    engine: RolloutEngine,
+    problems: Sequence[Problem],
+    destination: epath.PathLike,
+    params: SamplingParams,
+    checkpoint: str | None = None,
 ) -> int:
     """Samples every problem and appends the completions to `destination` as they finish.
 
-    A problem's seed derives from (params.seed, problem id), so an interrupted call that is repeated draws only what
-    is missing, and the same as it would have drawn.
+    A problem's seed derives from (params.seed, problem id), so an interrupted call that is repeated passes over the
+    problems that are done, and adds to the others what it would have drawn.
 
     Args:
         engine: to sample with.
         problems: with unique ids.
         destination: local JSONL file, one line per completion.
         params: sampling; `n` completions per problem.
+        checkpoint: what the engine serves; a continued file must name the same.
 
     Returns:
         Number of completions in `destination`.
@@ -42,7 +47,7 @@ def sample_file(
         UserError: `destination` holds completions of other settings or problems.
     """
     destination = epath.Path(destination)
-    settings = _settings(params)
+    settings = {**_settings(params), "checkpoint": checkpoint}
     done = _read(destination, settings, {problem.id for problem in problems}, params.n)
     todo = [p for p in problems if any((p.id, i) not in done for i in range(params.n))]
     seeds = [stable_seed(params.seed, problem.id) for problem in todo]
@@ -56,7 +61,7 @@ def sample_file(
         for finished in engine.completions() if todo else ():
             key = todo[finished.prompt_index].id, finished.sample_index
             if key not in done:
-                line = _line(*key, params, finished.completion)
+                line = _line(*key, settings, finished.completion)
                 stream.write(json.dumps(line, ensure_ascii=False) + "\n")
                 stream.flush()
                 done.add(key)
@@ -64,7 +69,7 @@ def sample_file(
     return len(done)
 
 
-def _line(problem_id: str, sample: int, params: SamplingParams, completion: Completion) -> dict[str, Any]:
+def _line(problem_id: str, sample: int, settings: dict[str, Any], completion: Completion) -> dict[str, Any]:
     return {
         "id": problem_id,
         "sample": sample,
@@ -72,7 +77,7 @@ def _line(problem_id: str, sample: int, params: SamplingParams, completion: Comp
         "tokens": len(completion.tokens),
         "finish_reason": completion.finish_reason,
         "log_prob": sum(completion.log_probs),
-        "settings": _settings(params),
+        "settings": settings,
     }
 
 

@@ -9,6 +9,7 @@ One step:
    log-probabilities of the weights that sampled.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,20 +23,26 @@ from vibethinker_jax.data.loader import Batch
 from vibethinker_jax.data.records import Problem, load_problems
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.objectives.importance import RejectionFilters
+from vibethinker_jax.objectives.max_entropy import max_entropy_weight
 from vibethinker_jax.objectives.metrics import Metrics
+from vibethinker_jax.parallel.multihost import from_first
 from vibethinker_jax.rewards.pool import VerifierPool
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.stages.rollouts import collect_groups
 from vibethinker_jax.stages.start import Start, optimizer_config, packed_forward, prepare
 from vibethinker_jax.training.loop import train_loop
-from vibethinker_jax.training.mgpo_batch import AdvantageConfig, PackingConfig, advantages_of, micro_batches
+from vibethinker_jax.training.mgpo_batch import (
+    AdvantageConfig,
+    PackingConfig,
+    advantages_of,
+    micro_batches,
+    padding_batch,
+)
 from vibethinker_jax.training.mgpo_step import MgpoStep
 from vibethinker_jax.training.optimizer import make_optimizer
 from vibethinker_jax.training.step import TrainState, row_share
-from vibethinker_jax.training.trajectories import Group, read_groups, write_groups
-from vibethinker_jax.training.workdir import run_fingerprint
-
-ROLLOUTS_DIRECTORY = "rollouts"
+from vibethinker_jax.training.trajectories import Group, groups_from_json, groups_to_json, read_groups, write_groups
+from vibethinker_jax.training.workdir import ROLLOUTS_DIRECTORY, digest, run_fingerprint
 
 
 def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
@@ -54,15 +61,28 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         config.mgpo.gamma, config.mgpo.mask_truncated, config.mgpo.long2short, config.mgpo.normalise_by
     )
     packing = PackingConfig(**config.packing, share=row_share(start.placement))
+    if config.mgpo.only_with_signal and config.mgpo.aggregation != "sequence_mean":
+        raise UserError(
+            f"config.mgpo.only_with_signal goes with aggregation 'sequence_mean' only (it is "
+            f"{config.mgpo.aggregation!r}): token_mean counts the tokens that it would leave out"
+        )
+    if not 1 <= config.mgpo.updates_per_batch <= config.prompts_per_step:
+        raise UserError(
+            f"config.mgpo.updates_per_batch is {config.mgpo.updates_per_batch}; use 1 to prompts_per_step = "
+            f"{config.prompts_per_step}"
+        )
+    max_entropy_weight(np.array([0.5]), config.mgpo.gamma)  # what is wrong shall not wait for the first rollouts
+    step.check(padding_batch(packing))
+    data = digest(json.dumps(problem.to_dict(), sort_keys=True) for problem in problems)
     engine: RolloutEngine | None = None
 
     def rollouts(state: TrainState, done: int) -> list[Group]:
         nonlocal engine
         path = start.workdir / ROLLOUTS_DIRECTORY / f"step_{done + 1:06d}.jsonl"
-        fingerprint = run_fingerprint(config, done)
-        groups = read_groups(path, fingerprint)
-        if groups is not None:
-            return groups
+        fingerprint = run_fingerprint(config, done, data)
+        stored = from_first(lambda: groups_to_json(read_groups(path, fingerprint) or []))
+        if stored:
+            return groups_from_json(stored)
         policy = start.policy(state.params, config.model.compute_dtype)
         if engine is None:
             length = longest_prompt + config.rollout.max_new_tokens
@@ -89,6 +109,11 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         groups = rollouts(state, done)
         sampled = time.monotonic()
         advantages = advantages_of(groups, advantage_config)
+        if not advantages.num_kept:
+            errors = {sample.error for group in groups for sample in group.samples}
+            raise RuntimeError(
+                f"step {done + 1}: no group has two verdicts; the verifier says {sorted(map(str, errors))}"
+            )
         updates = micro_batches(
             groups, advantages, packing, config.mgpo.updates_per_batch, only_with_signal=config.mgpo.only_with_signal
         )
@@ -114,7 +139,7 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
             initial_params=start.initial_params,
             begin=lambda done: None,
             one_step=one_step,
-            position=lambda done: {"prompts": done * config.prompts_per_step, "seed": config.seed},
+            position=lambda done: {"prompts": done * config.prompts_per_step, "data": data},
             total_steps=config.steps,
             save_every=config.loop.save_every,
             keep=config.loop.keep,

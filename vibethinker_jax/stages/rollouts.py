@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import jax
+
 from vibethinker_jax.data.records import Problem
+from vibethinker_jax.parallel.multihost import from_first
 from vibethinker_jax.rewards.base import Verdict
 from vibethinker_jax.rewards.pool import VerifierPool
 from vibethinker_jax.rollout.engine import RolloutEngine
@@ -54,15 +57,19 @@ def collect_groups(
         for finished in engine.completions():
             key = finished.prompt_index, finished.sample_index
             completions[key] = finished.completion
-            verdicts[key] = pool.submit(problems[finished.prompt_index], finished.completion.text)
+            if jax.process_index() == 0:  # one process judges for all: verdicts depend on a host's clock and load
+                verdicts[key] = pool.submit(problems[finished.prompt_index], finished.completion.text)
     except BaseException:
         engine.cancel(handle)
         raise
+    keys = sorted(completions)
+    judged = from_first(lambda: [verdicts[key].result().to_dict() for key in keys])
+    decided = dict(zip(keys, map(Verdict.from_dict, judged), strict=True))
     return [
         Group(
             problem.id,
             tuple(completions[p, 0].prompt_tokens),
-            tuple(_sample(completions[p, s], verdicts[p, s].result()) for s in range(samples)),
+            tuple(_sample(completions[p, s], decided[p, s]) for s in range(samples)),
         )
         for p, problem in enumerate(problems)
     ]

@@ -22,6 +22,7 @@ from vibethinker_jax.training.loop import train_loop
 from vibethinker_jax.training.optimizer import make_optimizer
 from vibethinker_jax.training.sft_step import sft_step
 from vibethinker_jax.training.step import TrainState, row_share
+from vibethinker_jax.training.workdir import digest
 
 
 def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
@@ -31,7 +32,7 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         UserError: bad configuration or data; names the field or the line.
     """
     start = prepare(config, workdir)
-    loader = make_loader(config, start)
+    loader, data = make_loader(config, start)
     optimizer, schedule = make_optimizer(optimizer_config(config), start.model, loader.total_steps)
     step = sft_step(packed_forward(config, start), optimizer)
 
@@ -48,7 +49,11 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         initial_params=start.initial_params,
         begin=begin,
         one_step=one_step,
-        position=lambda done: {"row": min(done * config.data.rows_per_batch, loader.total_rows), "seed": config.seed},
+        position=lambda done: {
+            "row": min(done * config.data.rows_per_batch, loader.total_rows),
+            "rows": loader.total_rows,
+            "data": data,
+        },
         total_steps=loader.total_steps,
         save_every=config.loop.save_every,
         keep=config.loop.keep,
@@ -58,8 +63,8 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     return start.workdir
 
 
-def make_loader(config: ConfigDict, start: Start) -> PackedLoader:
-    """The packed batches of the run; says what it left out."""
+def make_loader(config: ConfigDict, start: Start) -> tuple[PackedLoader, str]:
+    """The packed batches of the run, and a digest of the data; says what it left out."""
     data = config.data
     if data.rows_per_batch % data.rows_per_micro_batch:
         raise UserError(
@@ -85,7 +90,7 @@ def make_loader(config: ConfigDict, start: Start) -> PackedLoader:
             f"sft: {len(examples)} examples, {loader.total_rows} rows of {data.row_length} tokens in {data.epochs} "
             f"epochs, {loader.total_steps} steps of {data.rows_per_batch} rows"
         )
-    return loader
+    return loader, digest(example.tokens.tobytes() for example in examples)
 
 
 def cut(batch: Batch, config: ConfigDict, shares: int) -> list[Batch]:

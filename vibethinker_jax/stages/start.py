@@ -14,7 +14,7 @@ from vibethinker_jax.data.tokenizer import Tokenizer
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import Params, count_parameters, named_parameters
-from vibethinker_jax.models.policy import Policy, initialise, load
+from vibethinker_jax.models.policy import FLOAT_DTYPES, Policy, initialise, load
 from vibethinker_jax.parallel.mesh import make_mesh
 from vibethinker_jax.parallel.rules import Placement, placement_table
 from vibethinker_jax.training.forward import PackedForward
@@ -67,11 +67,24 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
     model = Qwen2Config.from_file(directory / "config.json")
     if config.model.max_position_embeddings:
         model = dataclasses.replace(model, max_position_embeddings=config.model.max_position_embeddings)
+    if config.model.compute_dtype not in FLOAT_DTYPES:
+        raise UserError(
+            f"config.model.compute_dtype is {config.model.compute_dtype!r}; choose one of {', '.join(FLOAT_DTYPES)}"
+        )
+    row_length = config.data.row_length if config.stage == "sft" else config.packing.row_length
+    if row_length > model.max_position_embeddings:
+        raise UserError(
+            f"row_length is {row_length}, but the model declares {model.max_position_embeddings} positions; lower it, "
+            "or set config.model.max_position_embeddings, which the exported config.json will declare"
+        )
     assets = Assets.read(directory) if random else read_assets(source)
     sizes = dict(config.mesh)
     count = sizes.pop("devices")
-    if not 0 <= count <= jax.device_count():
-        raise UserError(f"config.mesh.devices is {count}; there are {jax.device_count()} devices, 0 takes all")
+    if not 0 <= count <= jax.device_count() or (count and jax.process_count() > 1):
+        raise UserError(
+            f"config.mesh.devices is {count}; there are {jax.device_count()} devices of {jax.process_count()} "
+            "processes. 0 takes all; a part of them can be chosen with one process only"
+        )
     placement = Placement(make_mesh(**sizes, devices=jax.devices()[:count] if count else None))
     workdir = open_workdir(workdir, config)
     save_model_directory(model, assets, workdir)

@@ -11,7 +11,7 @@ from etils import epath
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-METRICS_FILE = "metrics.jsonl"
+from vibethinker_jax.training.workdir import METRICS_FILE
 
 
 class MetricsLog:
@@ -58,6 +58,12 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
         self._bar.set_postfix({name: f"{numbers[name]:.4g}" for name in self._shown if name in numbers}, refresh=False)
         self._bar.update(step - self._bar.n)
+
+    def flush(self) -> None:
+        """Makes sure that a kill from now on loses nothing that was written."""
+        if self._writes:
+            self._stream.flush()
+            self._board.flush()
 
     def close(self) -> None:
         """Flushes everything."""

@@ -22,7 +22,7 @@ class AdvantageConfig:
         gamma: sharpness of MGPO's prompt weight; 0 is GRPO.
         mask_truncated: truncated responses count in the group as incorrect and are not trained on.
         long2short: lambda of the length shift; 0 is plain MGPO.
-        normalise_by: what divides the shifted rewards (objectives/long2short.py).
+        normalise_by: what divides the rewards (objectives/advantage.py and long2short.py).
     """
 
     gamma: float
@@ -73,7 +73,13 @@ def advantages_of(groups: Sequence[Group], config: AdvantageConfig) -> GroupAdva
     truncated = np.array([[sample.truncated for sample in row] for row in samples])
     if not config.long2short:
         return group_advantages(
-            rewards, correct, valid, gamma=config.gamma, truncated=truncated, mask_truncated=config.mask_truncated
+            rewards,
+            correct,
+            valid,
+            gamma=config.gamma,
+            truncated=truncated,
+            mask_truncated=config.mask_truncated,
+            normalise_by=config.normalise_by,
         )
     return long2short_advantages(
         rewards,
@@ -107,8 +113,8 @@ def micro_batches(
         advantages: of `advantages_of(groups)`.
         config: shape of the micro-batches.
         updates: optimizer steps to split the groups over.
-        only_with_signal: leave out groups whose advantages are all zero. Loss and gradient are the same for less
-            work, but the mismatch and policy metrics then see only the other groups.
+        only_with_signal: leave out groups whose advantages are all zero. With sequence_mean, loss and gradient are the
+            same for less work, but the mismatch and policy metrics then see only the other groups.
 
     Returns:
         Per update, the micro-batches that training/mgpo_step.py takes: this process's rows.
@@ -132,6 +138,11 @@ def micro_batches(
         )
         for update in range(updates)
     ]
+
+
+def padding_batch(config: PackingConfig) -> Batch:
+    """A micro-batch without any response, of the shape that all have."""
+    return _pack_update([], 0, config)[0]
 
 
 def _pack_update(

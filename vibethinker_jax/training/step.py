@@ -15,7 +15,7 @@ import optax
 
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.models.config import Qwen2Config
-from vibethinker_jax.models.parameters import Params, parameter_shardings
+from vibethinker_jax.models.parameters import Params, abstract_params, parameter_shardings
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.parallel.rules import Placement
 from vibethinker_jax.training.forward import Batch
@@ -57,6 +57,7 @@ class TrainStep:
         self.placement = placement
         params = parameter_shardings(model, placement)
         self.state_shardings = TrainState(params, optimizer_shardings(optimizer, model, placement))
+        self._loss = loss
         self.optimizer = optimizer
         self.model = model
         everywhere = placement.replicated()
@@ -106,6 +107,17 @@ class TrainStep:
         """A fresh optimizer around `params`, which the first step consumes."""
         return TrainState(params, self._init(params))
 
+    def check(self, batch: Batch) -> None:
+        """Raises what this kind of batch would raise in a step, without computing anything.
+
+        Raises:
+            UserError: the mesh does not divide the batch, or a setting of the loss is out of range.
+        """
+        for name, array in batch.items():
+            self._shape(name, np.asarray(array))
+        abstract = {name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in batch.items()}
+        jax.eval_shape(self._loss, abstract_params(self.model), abstract)
+
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Accumulated:
         """Undivided sums over the micro-batches."""
         total = self._first(params, self.place(batches[0]))
@@ -145,18 +157,25 @@ class TrainStep:
             return jnp.asarray(array)
         if array.ndim == 0:
             return jax.device_put(array, self.placement.replicated())
-        axes = ("batch", None) if name in PER_SEGMENT else ("batch", "sequence")
-        rows = array.shape[0] * self._row_groups()
-        for axis, length in zip(axes, (rows, *array.shape[1:]), strict=True):
-            size = self.placement.size("replica", "fsdp") if axis == "batch" else self.placement.size("context")
-            if axis is not None and length % size:
-                what = "rows of a micro-batch" if axis == "batch" else "row_length"
-                raise UserError(f"{what}: {length} is not a multiple of the {size} devices that share it; change one")
-        shape = (rows, *array.shape[1:])
+        axes, shape = self._shape(name, array)
         return jax.make_array_from_process_local_data(self.placement.sharding(axes, shape), array, shape)
 
-    def _row_groups(self) -> int:
-        return row_share(self.placement)[1]
+    def _shape(self, name: str, array: np.ndarray) -> tuple[tuple[str | None, ...], tuple[int, ...]]:
+        """Logical axes and global shape of a micro-batch's array."""
+        if array.ndim == 0:
+            return (), ()
+        axes = ("batch", None) if name in PER_SEGMENT else ("batch", "sequence")
+        shape = (array.shape[0] * row_share(self.placement)[1], *array.shape[1:])
+        for axis, length in zip(axes, shape, strict=True):
+            size = self.placement.size("replica", "fsdp") if axis == "batch" else self.placement.size("context")
+            if axis is not None and length % size:
+                what, mesh_axes = (
+                    ("rows_per_micro_batch", "replica x fsdp") if axis == "batch" else ("row_length", "context")
+                )
+                raise UserError(
+                    f"{what} is {length}; make it a multiple of mesh {mesh_axes} = {size}, or change the mesh"
+                )
+        return axes, shape
 
 
 # Batch entries [rows, segments]: one number per document of a row.

@@ -69,12 +69,7 @@ def write_groups(path: epath.Path, fingerprint: str, groups: Sequence[Group]) ->
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"fingerprint": fingerprint, "groups": len(groups)})]
-    for group in groups:
-        record = asdict(group)
-        for sample in record["samples"]:
-            sample["reward"] = None if math.isnan(sample["reward"]) else sample["reward"]
-            sample["log_probs"] = [value if math.isfinite(value) else None for value in sample["log_probs"]]
-        lines.append(json.dumps(record, ensure_ascii=False))
+    lines.extend(json.dumps(record, ensure_ascii=False) for record in groups_to_json(groups))
     aside = path.parent / f"{path.name}.tmp"
     aside.write_text("\n".join(lines) + "\n")
     aside.replace(path)
@@ -88,11 +83,27 @@ def read_groups(path: epath.Path, fingerprint: str) -> list[Group] | None:
     """
     if not path.exists():
         return None
-    header, *records = path.read_text().splitlines()
+    # Not splitlines: it also splits at U+2028 and its like, which a response may hold.
+    header, *records = path.read_text().removesuffix("\n").split("\n")
     head = json.loads(header)
     if head["fingerprint"] != fingerprint or head["groups"] != len(records):
-        raise UserError(f"{path}: these rollouts come from other settings or weights; remove the file or the workdir")
-    return [_group(json.loads(record)) for record in records]
+        raise UserError(f"{path}: these rollouts come from other settings; remove the file or the workdir")
+    return groups_from_json([json.loads(record) for record in records])
+
+
+def groups_to_json(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Groups as JSON values; what is not finite becomes null."""
+    records = [asdict(group) for group in groups]
+    for record in records:
+        for sample in record["samples"]:
+            sample["reward"] = None if math.isnan(sample["reward"]) else sample["reward"]
+            sample["log_probs"] = [value if math.isfinite(value) else None for value in sample["log_probs"]]
+    return records
+
+
+def groups_from_json(records: Sequence[dict[str, Any]]) -> list[Group]:
+    """The inverse of `groups_to_json`; null becomes NaN."""
+    return [_group(record) for record in records]
 
 
 def _group(record: dict[str, Any]) -> Group:
