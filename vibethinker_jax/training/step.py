@@ -113,9 +113,8 @@ class TrainStep:
         Raises:
             UserError: the mesh does not divide the batch, or a setting of the loss is out of range.
         """
-        for name, array in batch.items():
-            self._shape(name, np.asarray(array))
-        abstract = {name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in batch.items()}
+        host = {name: np.asarray(array) for name, array in batch.items()}
+        abstract = {name: jax.ShapeDtypeStruct(self._shape(name, a)[1], a.dtype) for name, a in host.items()}
         jax.eval_shape(self._loss, abstract_params(self.model), abstract)
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Accumulated:
