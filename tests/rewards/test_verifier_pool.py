@@ -339,3 +339,21 @@ def test_verify_takes_records_and_problems():
     }
     assert verify(record, "#### 72").correct is True
     assert verify(Problem(**record), "#### 71").correct is False
+
+
+def test_workers_of_a_large_process_are_kept():
+    # ru_maxrss survives exec: a worker must not take the size of its parent for its own.
+    program = (
+        "import sys\n"
+        "ballast = bytearray(b'x') * (1500 << 20)\n"
+        "from vibethinker_jax.rewards import VerifierPool\n"
+        "problem = {'verifier': {'kind': 'math', 'answer': '\\\\frac{1}{2}'}}\n"
+        "with VerifierPool() as pool:\n"
+        "    pids = []\n"
+        "    for _ in range(3):\n"
+        "        assert pool.submit(problem, '\\\\boxed{\\\\frac{2}{4}}').result().correct\n"
+        "        pids.append(tuple(pool.worker_pids()))\n"
+        "print(len(set(pids)), len(pids[0]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "1"]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -272,9 +273,14 @@ class Rotation(NamedTuple):
 
 
 def rotary(positions: Int[Array, "batch seq"], config: Qwen2Config) -> Rotation:
-    """Rotary angles positions * theta^(-2i / head_dim), in float32."""
-    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    angles = positions[:, :, None, None].astype(jnp.float32) / (config.rope_theta**exponents)
+    """Rotary angles positions * theta^(-2i / head_dim), in float32.
+
+    The frequencies are rounded to float32 before they meet the positions, as where the weights were trained: an angle
+    of hundreds of radians makes any other order of rounding visible in the logits.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1) / (config.rope_theta ** exponents.astype(np.float64)).astype(np.float32)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 

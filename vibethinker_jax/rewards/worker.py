@@ -55,6 +55,19 @@ def _answer(request: Mapping[str, Any], cpu_seconds: float) -> dict[str, Any]:
     return {"verdict": verdict.to_dict()}
 
 
+def _peak_mib() -> int:
+    """Largest resident memory of this program so far.
+
+    Not getrusage's ru_maxrss: that one survives exec, so it starts at the size of the process that started the worker,
+    which in training is many gigabytes.
+    """
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) >> 10
+    raise RuntimeError("/proc/self/status has no VmHWM")
+
+
 def main() -> None:
     """Serves until the parent closes the pipe."""
     cpu_seconds, memory_mib = float(sys.argv[1]), int(sys.argv[2])
@@ -68,8 +81,7 @@ def main() -> None:
             except Exception as error:  # reported to the parent, which counts it as a failure of the machinery
                 reply = {"error": f"{type(error).__name__}: {error}"}
             # A heap that once was large would hand the next response less memory than its limit says.
-            peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-            reply |= {"id": request["id"], "retire": peak_mib > memory_mib // 2}
+            reply |= {"id": request["id"], "retire": _peak_mib() > memory_mib // 2}
             out.write(json.dumps(reply).encode() + b"\n")
             out.flush()
 
