@@ -58,8 +58,13 @@ def main() -> int:
             theirs = reference.generate(
                 torch.tensor([tokens]),
                 attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
+                # Fields left out are taken from the checkpoint, whose repetition penalty would not be greedy decoding.
                 generation_config=transformers.GenerationConfig(
-                    max_new_tokens=options.greedy, do_sample=False, eos_token_id=None, pad_token_id=0
+                    max_new_tokens=options.greedy,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                    repetition_penalty=1.0,
                 ),
             )[0, len(tokens) :].tolist()
         same += completion.tokens == theirs
