@@ -47,12 +47,12 @@ def mgpo() -> ConfigDict:
 
 def real() -> ConfigDict:
     config = _base("mgpo")
-    config.update(steps=2, prompts_per_step=4)
+    config.update(steps=2, prompts_per_step=2)
     config.model.update(max_position_embeddings=0, compute_dtype="float32", head_chunk=128)
-    # Eight short responses per step: minutes on a CPU. Longer problems are cut off, and count as the verifier says.
-    config.rollout.update(samples=2, max_new_tokens=176, max_slots=8)
+    # Eight responses per step, long enough for most grade-school problems: minutes on a CPU.
+    config.rollout.update(samples=4, max_new_tokens=320, max_slots=8)
     config.verifier.update(workers=1, require_thinking=False)  # the instruct model does not write <think>
-    config.packing.update(row_length=320, rows_per_micro_batch=1, max_segments=8)
+    config.packing.update(row_length=512, rows_per_micro_batch=1, max_segments=8)
     config.loop.update(save_every=2, keep=1)
     return config
 

@@ -46,3 +46,10 @@ def prompts(policy, shared_dir):
     """Token ids of real GSM8K and AIME25 prompts, in the checkpoint's chat template."""
     files = shared_dir / "data" / "gsm8k" / "train.jsonl", shared_dir / "data" / "math" / "aime25.parquet"
     return [policy.tokenizer.encode_chat(p.prompt) for file in files for p in vt.load_problems(file)[:4]]
+
+
+@pytest.fixture(scope="session")
+def longest_prompt(policy, shared_dir):
+    """Token ids of the longest AIME25 problem: 874 tokens."""
+    problems = vt.load_problems(shared_dir / "data" / "math" / "aime25.parquet")
+    return max((policy.tokenizer.encode_chat(problem.prompt) for problem in problems), key=len)
