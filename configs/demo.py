@@ -22,10 +22,11 @@ def get_config(stage: str = "") -> ConfigDict:
 
 
 def sft() -> ConfigDict:
-    config = _base("sft")
+    config = _base("sft_stage1")
     config.model.update(TINY_MODEL, initialise="random")
     # 8,000 worked solutions, two passes: fixed for every seed, whatever accuracy that gives.
-    config.data.update(row_length=256, rows_per_batch=2, rows_per_micro_batch=2, max_segments=16, epochs=2)
+    config.update(sequence_length=256, global_batch_rows=2, micro_batch_rows=2, max_segments=16, remat="none")
+    config.data.update(epochs=2)
     # chosen: small batches and a high rate learn fastest per second at this size
     config.optimizer.update(peak=2e-3, floor=2e-4, warmup_fraction=0.02, weight_decay=0.01)
     config.loop.update(save_every=500, keep=1)
@@ -33,26 +34,26 @@ def sft() -> ConfigDict:
 
 
 def mgpo() -> ConfigDict:
-    config = _base("mgpo")
+    config = _base("math_rl")
     config.update(steps=120, prompts_per_step=16)
+    config.update(sequence_length=256, micro_batch_rows=8, max_segments=16, remat="none")
     config.model.update(TINY_MODEL)
     config.rollout.update(samples=8, max_new_tokens=64, max_slots=128)
     config.mgpo.update(only_with_signal=True)
     config.verifier.update(workers=1)  # integer answers are compared in this process
-    config.packing.update(row_length=256, rows_per_micro_batch=8, max_segments=16)
     config.optimizer.update(peak=2e-4, floor=2e-5, warmup_fraction=0.05)
     config.loop.update(save_every=40, keep=1)
     return config
 
 
 def real() -> ConfigDict:
-    config = _base("mgpo")
+    config = _base("math_rl")
     config.update(steps=2, prompts_per_step=2)
-    config.model.update(max_position_embeddings=0, compute_dtype="float32", head_chunk=128)
+    config.update(sequence_length=512, micro_batch_rows=1, max_segments=8, remat="full")
+    config.model.update(max_position_embeddings=0, compute_dtype="float32", head_chunk=128, mlp_chunks=1)
     # Eight responses per step, long enough for most grade-school problems: minutes on a CPU.
     config.rollout.update(samples=4, max_new_tokens=320, max_slots=8)
     config.verifier.update(workers=1, require_thinking=False)  # the instruct model does not write <think>
-    config.packing.update(row_length=512, rows_per_micro_batch=1, max_segments=8)
     config.loop.update(save_every=2, keep=1)
     return config
 
@@ -60,8 +61,8 @@ def real() -> ConfigDict:
 TINY_MODEL = {
     "max_position_embeddings": 0,
     "compute_dtype": "float32",
-    "remat": "none",
     "head_chunk": 128,
+    "mlp_chunks": 1,
 }
 
 

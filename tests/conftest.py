@@ -5,6 +5,9 @@ import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Threads for the fake devices: independent collectives of eight devices that wait for each other on fewer threads than
+# waiters never end.
+os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache" / "vibethinker_jax" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 

@@ -39,12 +39,12 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     [
         (["train", "--workdir", "w"], "--config is missing"),
         (["train", "--workdir", "w", "--config", "configs/none.py"], "--config configs/none.py: no such file"),
-        (["train", "--workdir", "w", "--config", "configs/sft.py"], "config.model.checkpoint is empty"),
+        (["train", "--workdir", "w", "--config", "configs/sft_stage1.py"], "config.model.checkpoint is empty"),
         (
-            ["train", "--workdir", "w", "--config=configs/sft.py", "--config.optimizer.peek=1"],
+            ["train", "--workdir", "w", "--config=configs/sft_stage1.py", "--config.optimizer.peek=1"],
             "did you mean optimizer.p",
         ),
-        (["train", "--workdir", "w", "--config=configs/sft.py", "--config.seed=x"], "--config.seed=x"),
+        (["train", "--workdir", "w", "--config=configs/sft_stage1.py", "--config.seed=x"], "--config.seed=x"),
         (["train", "--workdir", "w", "--config=configs/demo.py:rl"], "choose one of sft, mgpo, real"),
         (["eval", "--checkpoint", "nowhere", "--data", "nothing.jsonl"], "nothing.jsonl"),
         (["eval", "--checkpoint", "nowhere", "--data", "x", "--benchmark", "aime99"], "'aime99'"),
@@ -104,7 +104,7 @@ def test_verbs_work_together_on_one_checkpoint(tiny_checkpoint, tmp_path, capsys
 
 
 def test_config_overrides_keep_the_type_of_the_field():
-    path = str(REPOSITORY / "configs" / "mgpo.py")
+    path = str(REPOSITORY / "configs" / "math_rl.py")
     config = read_config(
         ["--config", path, "--config.seed=7", "--config.mgpo.gamma=2", "--config.mgpo.token_band=(0.5, 2.0)"]
     )
@@ -117,7 +117,7 @@ def test_config_overrides_keep_the_type_of_the_field():
 @pytest.mark.parametrize("stage", ["sft", "mgpo", "real"])
 def test_the_demo_changes_only_fields_that_the_stages_have(stage):
     demo = read_config([f"--config={REPOSITORY}/configs/demo.py:{stage}"])
-    base = read_config([f"--config={REPOSITORY}/configs/{'sft' if stage == 'sft' else 'mgpo'}.py"])
+    base = read_config([f"--config={REPOSITORY}/configs/{'sft_stage1' if stage == 'sft' else 'math_rl'}.py"])
 
     def shape(tree):
         return {k: shape(v) if isinstance(v, dict) else type(v) for k, v in tree.items()}

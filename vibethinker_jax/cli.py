@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, config_arguments = _split_off_config(arguments)
     parser = _parser()
     options = parser.parse_args(own)
-    if config_arguments and options.verb != "train":
+    if config_arguments and options.verb not in ("train", "plan"):
         parser.error(f"{options.verb} takes no --config")
     options.config_arguments = config_arguments
     _set_environment()
@@ -37,8 +37,11 @@ def _set_environment() -> None:
     """Defaults that must be there before JAX and tqdm are imported; the user's own settings win.
 
     Compiled programs are kept between runs (JAX_COMPILATION_CACHE_DIR empty: keep none), and progress bars that go to
-    a file get a line every ten seconds instead of ten a second.
+    a file get a line every ten seconds instead of ten a second. Fake CPU devices get a thread for each that may wait:
+    on fewer, independent collectives wait for each other without end.
     """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        os.environ.setdefault("NPROC", "32")
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "vibethinker_jax", "xla")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
@@ -66,6 +69,20 @@ def _train(options: argparse.Namespace) -> None:
 
     workdir = run_stage(read_config(options.config_arguments), options.workdir)
     print(f"trained: {workdir} (checkpoints/, metrics.jsonl, tensorboard/)")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from vibethinker_jax.planning.command import run
+
+    print(
+        run(
+            options.config_arguments,
+            options.topology,
+            as_json=options.json,
+            search=options.search,
+            use_cache=not options.no_cache,
+        )
+    )
 
 
 def _sample(options: argparse.Namespace) -> None:
@@ -219,11 +236,24 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         "run one training stage, or continue it where it stopped",
         _train,
-        "vibethinker train --config configs/sft.py --workdir runs/sft --config.data.path=traces.jsonl "
+        "vibethinker train --config configs/sft_stage1.py --workdir runs/sft --config.data.path=traces.jsonl "
         "--config.model.checkpoint=Qwen2.5-Coder-3B",
     )
     train.add_argument("--workdir", required=True, help="directory of the run, local or gs://")
     train.add_argument_group("configuration", "--config FILE, and any field of it as --config.a.b=value")
+
+    plan = _verb(
+        verbs,
+        "plan",
+        "compile a stage's programs for TPUs that are not there: memory, FLOPs, communication, estimated time",
+        _plan,
+        "vibethinker plan --config configs/sft_stage1.py --topology v5e:4x4 --config.mesh.context=16",
+    )
+    plan.add_argument("--topology", required=True, help="CHIP:SHAPE, e.g. v5e:4x4, v5p:2x2x4, v6e:2x2")
+    plan.add_argument("--json", action="store_true", help="print one JSON object")
+    plan.add_argument("--search", action="store_true", help="try mesh shapes and remat policies; takes long")
+    plan.add_argument("--no-cache", action="store_true", help="compile again what was planned before")
+    plan.add_argument_group("configuration", "--config FILE, and any field of it as --config.a.b=value")
 
     sample = _verb(
         verbs, "sample", "sample completions", _sample, 'vibethinker sample --checkpoint C --prompt "1 + 1 = ?"'

@@ -34,7 +34,7 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
     if rest:
         raise UserError(f"cannot read {rest[0]!r}; write overrides as --config.a.b=value")
     if not values.config:
-        raise UserError("--config is missing; name a configuration, e.g. --config configs/sft.py")
+        raise UserError("--config is missing; name a configuration, e.g. --config configs/sft_stage1.py")
     config = _load(values.config)
     _override(config, overrides, values.config)
     return config

@@ -55,8 +55,8 @@ def test_a_packed_batch_worked_out_by_hand() -> None:
             segment_extras={"advantages": 2},
         ),
     ]
-    plan = plan_rows([4, 7, 3], row_length=8)  # 4 and then 3 in row 0, 7 in row 1
-    batch = pack_rows(examples, plan, rows=[1, PADDING_ROW, 0], row_length=8, max_segments=3)
+    plan = plan_rows([4, 7, 3], sequence_length=8)  # 4 and then 3 in row 0, 7 in row 1
+    batch = pack_rows(examples, plan, rows=[1, PADDING_ROW, 0], sequence_length=8, max_segments=3)
     none = [0] * 8
     expected = {
         "tokens": [[21, 22, 23, 24, 25, 26, 27, 0], none, [11, 12, 13, 14, 31, 32, 33, 0]],
@@ -125,14 +125,14 @@ def test_every_document_can_be_read_back_from_the_packed_batch(lengths: list[int
 
 
 LENGTHS = [3, 5, 2, 7, 4, 9, 6, 8, 3, 3, 5, 1 + 1, 10, 4, 7]  # 9 and 10 do not fit into rows of 8
-SETTINGS = {"row_length": 8, "seed": 3, "epochs": 3, "max_segments": 4}
+SETTINGS = {"sequence_length": 8, "seed": 3, "epochs": 3, "max_segments": 4}
 
 
-def make_loader(process_index: int = 0, process_count: int = 1, rows_per_batch: int = 4, **changes) -> PackedLoader:
+def make_loader(process_index: int = 0, process_count: int = 1, global_batch_rows: int = 4, **changes) -> PackedLoader:
     return PackedLoader(
         make_examples(LENGTHS),
         **{**SETTINGS, **changes},
-        rows_per_batch=rows_per_batch,
+        global_batch_rows=global_batch_rows,
         process_index=process_index,
         process_count=process_count,
     )
@@ -144,7 +144,7 @@ def rows_of(batches: list[dict]) -> list[list[int]]:
 
 
 def test_every_epoch_serves_every_example_that_fits_once_in_an_order_of_its_own() -> None:
-    loader = make_loader(rows_per_batch=1)
+    loader = make_loader(global_batch_rows=1)
     batches = list(loader)
     assert len(batches) == loader.total_steps == loader.total_rows
     assert {reason: indices.tolist() for reason, indices in loader.dropped.items()} == {
@@ -173,7 +173,7 @@ def test_epochs_follow_each_other_and_only_the_last_batch_is_padded() -> None:
     last = batches[-1]
     assert (last["segment_ids"][:used] > 0).any(axis=1).all()
     assert all(values.shape == (4, 8) and not values[used:].any() for values in last.values())
-    assert rows_of(batches) == rows_of(list(make_loader(rows_per_batch=1)))
+    assert rows_of(batches) == rows_of(list(make_loader(global_batch_rows=1)))
 
 
 @pytest.mark.parametrize("process_count", [2, 4])
@@ -187,7 +187,7 @@ def test_the_processes_batches_together_are_the_batches_of_one(process_count: in
 
 def test_a_run_resumes_at_any_row_on_any_number_of_processes() -> None:
     total = make_loader().total_rows
-    in_order = rows_of(list(make_loader(rows_per_batch=1)))
+    in_order = rows_of(list(make_loader(global_batch_rows=1)))
     assert len(in_order) == total
     for row in range(total + 1):
         for process_count in (1, 2, 4):
@@ -242,7 +242,7 @@ class Unreadable(list):
 @pytest.mark.parametrize("error", [OSError("disk"), IndexError("shard"), StopIteration("shard"), KeyError("shard")])
 def test_an_error_in_the_data_is_raised_and_a_retry_loses_no_batch(error: Exception, prefetch: int) -> None:
     examples = Unreadable(make_examples(LENGTHS), error)
-    loader = PackedLoader(examples, **SETTINGS, rows_per_batch=2, prefetch=prefetch)
+    loader = PackedLoader(examples, **SETTINGS, global_batch_rows=2, prefetch=prefetch)
     examples.failures = 1
     batches, errors = [], []
     for _ in range(loader.total_steps + 1):
@@ -252,7 +252,7 @@ def test_an_error_in_the_data_is_raised_and_a_retry_loses_no_batch(error: Except
             errors.append(raised)
     expected = RuntimeError if isinstance(error, StopIteration) else type(error)
     assert [type(raised) for raised in errors] == [expected]
-    assert rows_of(batches) == rows_of(list(make_loader(rows_per_batch=2)))
+    assert rows_of(batches) == rows_of(list(make_loader(global_batch_rows=2)))
     with pytest.raises(StopIteration):
         next(loader)
 
@@ -260,11 +260,11 @@ def test_an_error_in_the_data_is_raised_and_a_retry_loses_no_batch(error: Except
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rows_per_batch": 3, "process_count": 2}, "rows_per_batch is 3; give a multiple of 2"),
-        ({"rows_per_batch": 0}, "rows_per_batch is 0"),
+        ({"global_batch_rows": 3, "process_count": 2}, "global_batch_rows is 3; give a multiple of 2"),
+        ({"global_batch_rows": 0}, "global_batch_rows is 0"),
         ({"epochs": 0}, "epochs is 0"),
         ({"process_index": 2, "process_count": 2}, r"process_index is 2; give one in \[0, 2\)"),
-        ({"row_length": 1}, "row_length is 1 and none of the 15 examples fits"),
+        ({"sequence_length": 1}, "sequence_length is 1 and none of the 15 examples fits"),
         ({"max_segments": 0}, "max_segments is 0"),
     ],
 )
@@ -277,7 +277,7 @@ def test_settings_out_of_range_are_refused(changes: dict, message: str) -> None:
 def test_an_example_with_nothing_to_train_is_refused(length: int, prompt_length: int) -> None:
     examples = [*make_examples([3]), EncodedExample(np.ones(length, np.int32), prompt_length)]
     with pytest.raises(UserError, match=f"example 1 has prompt_length {prompt_length} of {length} tokens"):
-        PackedLoader(examples, **SETTINGS, rows_per_batch=1)
+        PackedLoader(examples, **SETTINGS, global_batch_rows=1)
 
 
 @pytest.mark.parametrize("row", [-1, 1000])
@@ -289,7 +289,7 @@ def test_a_row_that_the_run_does_not_have_cannot_be_resumed_at(row: int) -> None
 def test_real_problems_pack_and_train_exactly_their_responses(qwen: Tokenizer, shared_dir: pathlib.Path) -> None:
     problems = load_problems(shared_dir / "data" / "gsm8k" / "test_first500.jsonl")[:64]
     examples = [encode_example(qwen, p.prompt, p.meta["solution"]) for p in problems]
-    loader = PackedLoader(examples, row_length=512, rows_per_batch=4, seed=0, epochs=1, max_segments=16)
+    loader = PackedLoader(examples, sequence_length=512, global_batch_rows=4, seed=0, epochs=1, max_segments=16)
     assert loader.dropped == {}
     trained = {}
     for batch in loader:

@@ -18,7 +18,7 @@ lengths_and_rows = st.tuples(
 )
 
 
-def search_first_fit(lengths: list[int], row_length: int, max_segments: int | None) -> list[tuple[int, int, int]]:
+def search_first_fit(lengths: list[int], sequence_length: int, max_segments: int | None) -> list[tuple[int, int, int]]:
     """(row, offset, segment) of each length, by looking at every row in turn."""
     rows: list[list[int]] = []
     placed = []
@@ -26,7 +26,7 @@ def search_first_fit(lengths: list[int], row_length: int, max_segments: int | No
         open_rows = (
             number
             for number, row in enumerate(rows)
-            if sum(row) + length <= row_length and (max_segments is None or len(row) < max_segments)
+            if sum(row) + length <= sequence_length and (max_segments is None or len(row) < max_segments)
         )
         number = next(open_rows, len(rows))
         if number == len(rows):
@@ -43,7 +43,7 @@ def as_lists(plan: RowPlan) -> tuple:
 
 def test_a_plan_worked_out_by_hand() -> None:
     # Rows of 10: 6 -> row 0; 5 -> row 1; 4 fills row 0; 11 is dropped; 3 -> row 1 (8 of 10); 3 -> row 2.
-    plan = plan_rows([6, 5, 4, 11, 3, 3], row_length=10)
+    plan = plan_rows([6, 5, 4, 11, 3, 3], sequence_length=10)
     assert plan.example_index.tolist() == [0, 1, 2, 4, 5]
     assert plan.row.tolist() == [0, 1, 0, 1, 2]
     assert plan.offset.tolist() == [0, 0, 6, 5, 0]
@@ -55,27 +55,27 @@ def test_a_plan_worked_out_by_hand() -> None:
 
 def test_at_most_max_segments_documents_share_a_row() -> None:
     # 1 1 | 1 4 | 4 1: row 0 is closed after two documents although it has room.
-    plan = plan_rows([1, 1, 1, 4, 4, 1], row_length=10, max_segments=2)
+    plan = plan_rows([1, 1, 1, 4, 4, 1], sequence_length=10, max_segments=2)
     assert plan.row.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @given(lengths_and_rows)
 @settings(deadline=None)
 def test_documents_keep_their_order_and_go_to_the_first_row_with_room(case: tuple) -> None:
-    lengths, row_length, _, max_segments = case
-    plan = plan_rows(lengths, row_length, seed=None, max_segments=max_segments)
-    kept = [i for i, length in enumerate(lengths) if length <= row_length]
+    lengths, sequence_length, _, max_segments = case
+    plan = plan_rows(lengths, sequence_length, seed=None, max_segments=max_segments)
+    kept = [i for i, length in enumerate(lengths) if length <= sequence_length]
     assert plan.example_index.tolist() == kept
     found = list(zip(plan.row.tolist(), plan.offset.tolist(), plan.segment.tolist(), strict=True))
-    assert found == search_first_fit([lengths[i] for i in kept], row_length, max_segments)
+    assert found == search_first_fit([lengths[i] for i in kept], sequence_length, max_segments)
 
 
 @given(lengths_and_rows)
 @settings(deadline=None)
 def test_a_shuffled_plan_is_first_fit_up_to_the_names_of_the_rows(case: tuple) -> None:
-    lengths, row_length, _, max_segments = case
-    plan = plan_rows(lengths, row_length, seed=7, max_segments=max_segments)
-    expected = search_first_fit([lengths[i] for i in plan.example_index], row_length, max_segments)
+    lengths, sequence_length, _, max_segments = case
+    plan = plan_rows(lengths, sequence_length, seed=7, max_segments=max_segments)
+    expected = search_first_fit([lengths[i] for i in plan.example_index], sequence_length, max_segments)
     names: dict[int, int] = {}
     for row, (number, _, _) in zip(plan.row.tolist(), expected, strict=True):
         assert names.setdefault(number, row) == row
@@ -87,10 +87,10 @@ def test_a_shuffled_plan_is_first_fit_up_to_the_names_of_the_rows(case: tuple) -
 @given(lengths_and_rows)
 @settings(deadline=None)
 def test_every_document_that_fits_lies_in_one_row_once_without_overlap(case: tuple) -> None:
-    lengths, row_length, seed, max_segments = case
-    plan = plan_rows(lengths, row_length, seed, max_segments)
+    lengths, sequence_length, seed, max_segments = case
+    plan = plan_rows(lengths, sequence_length, seed, max_segments)
     assert sorted([*plan.example_index.tolist(), *plan.dropped.tolist()]) == list(range(len(lengths)))
-    assert [i for i, length in enumerate(lengths) if length > row_length] == plan.dropped.tolist()
+    assert [i for i, length in enumerate(lengths) if length > sequence_length] == plan.dropped.tolist()
     seen = []
     for row in range(plan.num_rows):
         entries = plan.entries(row)
@@ -101,7 +101,7 @@ def test_every_document_that_fits_lies_in_one_row_once_without_overlap(case: tup
         for entry in entries:
             assert plan.offset[entry] == end  # neither an overlap nor a gap
             end += lengths[plan.example_index[entry]]
-        assert end <= row_length
+        assert end <= sequence_length
         seen += entries.tolist()
     assert sorted(seen) == list(range(len(plan.example_index)))
 
@@ -109,9 +109,9 @@ def test_every_document_that_fits_lies_in_one_row_once_without_overlap(case: tup
 @given(lengths_and_rows)
 @settings(deadline=None)
 def test_the_same_seed_gives_the_same_plan(case: tuple) -> None:
-    lengths, row_length, seed, max_segments = case
-    first = plan_rows(lengths, row_length, seed, max_segments)
-    assert as_lists(plan_rows(np.array(lengths, np.int32), row_length, seed, max_segments)) == as_lists(first)
+    lengths, sequence_length, seed, max_segments = case
+    first = plan_rows(lengths, sequence_length, seed, max_segments)
+    assert as_lists(plan_rows(np.array(lengths, np.int32), sequence_length, seed, max_segments)) == as_lists(first)
 
 
 def test_other_seeds_and_epochs_give_other_orders() -> None:
@@ -157,7 +157,7 @@ def test_no_documents_make_an_empty_plan() -> None:
         (([3, 0], 8), r"lengths\[1\] is 0"),
         (([1.5], 8), r"lengths are float64\[1\]"),
         (([[1]], 8), r"lengths are int64\[1, 1\]"),
-        (([1], 0), "row_length is 0"),
+        (([1], 0), "sequence_length is 0"),
         (([1], 8, 0, 0), "max_segments is 0"),
     ],
 )

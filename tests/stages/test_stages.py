@@ -32,25 +32,19 @@ TINY = {
     "initialise": "random",
     "max_position_embeddings": 0,
     "compute_dtype": "float32",
-    "remat": "none",
     "head_chunk": 16,
+    "mlp_chunks": 2,
 }
 
 
 @pytest.fixture
 def sft_config(model_directory, traces_file):
-    config = load_config("sft")
+    config = load_config("sft_stage1")
     config.model.update(TINY, checkpoint=str(model_directory))
-    config.data.update(
-        {
-            "path": str(traces_file),
-            "row_length": 128,
-            "rows_per_batch": 2,
-            "rows_per_micro_batch": 1,
-            "epochs": 6,
-            "max_segments": 4,
-        }
+    config.update(
+        {"sequence_length": 128, "global_batch_rows": 2, "micro_batch_rows": 1, "max_segments": 4, "remat": "none"}
     )
+    config.data.update({"path": str(traces_file), "epochs": 6})
     config.mesh.devices = 1
     config.optimizer.peak = 1e-2
     config.loop.save_every = 1
@@ -59,13 +53,13 @@ def sft_config(model_directory, traces_file):
 
 @pytest.fixture
 def mgpo_config(model_directory, problems_file):
-    config = load_config("mgpo")
+    config = load_config("math_rl")
     config.model.update(TINY, checkpoint=str(model_directory))
     config.update({"steps": 5, "prompts_per_step": 3})
     config.data.path = str(problems_file)
     config.rollout.update({"samples": 4, "max_new_tokens": 12, "max_slots": 6})
     config.verifier.update({"workers": 1, "require_thinking": False})
-    config.packing.update({"row_length": 64, "rows_per_micro_batch": 2, "max_segments": 4})
+    config.update({"sequence_length": 64, "micro_batch_rows": 2, "max_segments": 4, "remat": "none"})
     config.mesh.devices = 1
     config.optimizer.update({"peak": 1e-2, "floor": 1e-2})
     config.loop.save_every = 1
@@ -186,7 +180,8 @@ def test_a_sharded_stage_gives_the_same_policy(tmp_path, mgpo_config):
 def test_two_processes_train_the_policy_of_one(tmp_path, kind, sft_config, mgpo_config):
     config = sft_config if kind == "sft" else mgpo_config
     if kind == "sft":
-        config.data.update({"epochs": 2, "rows_per_batch": 4, "rows_per_micro_batch": 4})
+        config.update({"global_batch_rows": 4, "micro_batch_rows": 4})
+        config.data.epochs = 2
     else:
         config.update({"steps": 2})
     run_stage(config, tmp_path / "one")
@@ -232,12 +227,12 @@ def test_other_settings_in_the_same_workdir_are_refused_by_name(tmp_path, sft_co
         ("stage", "dpo", "config.stage is 'dpo'"),
         ("model.checkpoint", "", "config.model.checkpoint is empty"),
         ("model.initialise", "zeros", "config.model.initialise is 'zeros'"),
-        ("data.rows_per_micro_batch", 3, "rows_per_batch is 2; make it a multiple of rows_per_micro_batch 3"),
-        ("data.row_length", 4, "row_length is 4 and none of the 9 examples fits"),
-        ("model.remat", "some", "remat policy is 'some'"),
+        ("micro_batch_rows", 3, "global_batch_rows is 2; make it a multiple of micro_batch_rows 3"),
+        ("sequence_length", 4, "sequence_length is 4 and none of the 9 examples fits"),
+        ("remat", "some", "remat policy is 'some'"),
         ("model.compute_dtype", "bf16", "config.model.compute_dtype is 'bf16'"),
-        ("data.row_length", 2048, "row_length is 2048, but the model declares 1024 positions"),
-        ("mesh.context", 3, "mesh needs 3 devices or a multiple"),
+        ("sequence_length", 2048, "sequence_length is 2048, but the model declares 1024 positions"),
+        ("mesh.context", 3, r"mesh needs 3 devices \(replica 1 x fsdp 1 x context 3"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, sft_config, field, value, message):
@@ -254,7 +249,7 @@ def test_bad_settings_are_named(tmp_path, sft_config, field, value, message):
         ("mgpo.gamma", -1.0, "gamma is -1.0"),
         ("mgpo.tis_cap", -2.0, "cap is -2.0"),
         ("mgpo.updates_per_batch", 4, "updates_per_batch is 4; use 1 to prompts_per_step = 3"),
-        ("packing.row_length", 24, "0 problems have prompts of at most 12 tokens"),
+        ("sequence_length", 24, "0 problems have prompts of at most 12 tokens"),
         ("optimizer.floor", 1.0, "optimizer.floor is 1.0"),
     ],
 )

@@ -23,17 +23,17 @@ def tiny():
     return config, params
 
 
-def packed_batch(seed: int, rows: int, row_length: int, vocab: int) -> dict[str, np.ndarray]:
+def packed_batch(seed: int, rows: int, sequence_length: int, vocab: int) -> dict[str, np.ndarray]:
     """Rows with documents of random lengths, some padding, and prompts that are not trained."""
     generator = np.random.default_rng(seed)
-    shape = (rows, row_length)
+    shape = (rows, sequence_length)
     batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions", "segment_ids")}
     batch["loss_weights"] = np.zeros(shape, np.float32)
     for row in range(rows):
         start, segment = 0, 0
         while True:
             length = int(generator.integers(2, 9))
-            if start + length > row_length or segment == 4:
+            if start + length > sequence_length or segment == 4:
                 break
             segment += 1
             tokens = generator.integers(0, vocab, length)
@@ -50,13 +50,13 @@ def packed_batch(seed: int, rows: int, row_length: int, vocab: int) -> dict[str,
 
 @pytest.fixture(scope="session")
 def sft_batch(tiny):
-    return packed_batch(0, rows=8, row_length=24, vocab=tiny[0].vocab_size)
+    return packed_batch(0, rows=8, sequence_length=24, vocab=tiny[0].vocab_size)
 
 
 @pytest.fixture(scope="session")
 def mgpo_batch(tiny):
     """A recorded RL batch: off-policy by noise, advantages of both signs, one masked response, one bad log-prob."""
-    batch = packed_batch(1, rows=8, row_length=24, vocab=tiny[0].vocab_size)
+    batch = packed_batch(1, rows=8, sequence_length=24, vocab=tiny[0].vocab_size)
     generator = np.random.default_rng(2)
     old = generator.normal(-4.5, 0.3, batch["tokens"].shape).astype(np.float32)
     batch["old_log_probs"] = old

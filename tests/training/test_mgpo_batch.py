@@ -11,7 +11,7 @@ from vibethinker_jax.training.mgpo_batch import AdvantageConfig, PackingConfig, 
 from vibethinker_jax.training.trajectories import Group, Sample, read_groups, write_groups
 
 PLAIN = AdvantageConfig(gamma=1.0, mask_truncated=False, long2short=0.0, normalise_by="shaped_std")
-PACKING = PackingConfig(row_length=8, rows_per_micro_batch=2, max_segments=3)
+PACKING = PackingConfig(sequence_length=8, micro_batch_rows=2, max_segments=3)
 
 
 def sample(tokens, reward, finish_reason="stop", error=None, log_probs=None):
@@ -81,7 +81,7 @@ def test_the_last_micro_batch_is_filled_and_every_process_gets_its_rows():
             if name != "num_groups":
                 np.testing.assert_array_equal(batch[name], np.concatenate([first[name], second[name]]))
     assert sum(float(batch["num_groups"]) for batch in whole) == 6
-    with pytest.raises(UserError, match="rows_per_micro_batch is 3"):
+    with pytest.raises(UserError, match="micro_batch_rows is 3"):
         PackingConfig(8, 3, 3, share=(0, 2))
 
 
@@ -95,7 +95,7 @@ def test_nothing_left_gives_a_batch_of_padding():
 
 def test_a_response_longer_than_a_row_is_named():
     groups = [Group("long", (1, 2), (sample(range(3, 11), 1.0), sample([3], 0.0)))]
-    with pytest.raises(UserError, match=r"problem long sample 0 has 10 tokens .*row_length is 8"):
+    with pytest.raises(UserError, match=r"problem long sample 0 has 10 tokens .*sequence_length is 8"):
         micro_batches(groups, advantages_of(groups, PLAIN), PACKING, updates=1)
 
 

@@ -252,7 +252,7 @@ def test_a_mesh_that_does_not_divide_the_batch_is_refused(tiny):
     placement = Placement(make_mesh(fsdp=2, context=4))
     step = make_sft(config, placement)
     placed = jax.device_put(copied(params), parameter_shardings(config, placement))
-    with pytest.raises(UserError, match="rows_per_micro_batch is 3; make it a multiple of mesh replica x fsdp = 2"):
+    with pytest.raises(UserError, match="micro_batch_rows is 3; make it a multiple of mesh replica x fsdp = 2"):
         step.gradient(placed, [packed_batch(0, 3, 24, 97)])
-    with pytest.raises(UserError, match="row_length is 22; make it a multiple of mesh context = 4"):
+    with pytest.raises(UserError, match="sequence_length is 22; make it a multiple of mesh context = 4"):
         step.gradient(placed, [packed_batch(0, 4, 22, 97)])

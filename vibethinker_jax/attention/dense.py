@@ -1,8 +1,15 @@
-"""Attention by explicit scores: the reference for every faster backend, exact on any device."""
+"""Attention by explicit scores: the reference for every faster backend, exact on any device.
+
+`dense_attention` takes any mask (the rollouts' cache needs one); `forward` and `backward` are the same mathematics in
+the form that every backend of packed rows has (see `backends`).
+"""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32
+
+from vibethinker_jax.attention.block_map import Blocks
+from vibethinker_jax.attention.visibility import Keys, Queries, visible
 
 
 def dense_attention(
@@ -33,6 +40,91 @@ def dense_attention(
     probabilities = (weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)).astype(v.dtype)
     out = jnp.einsum("bkgqs,bskd->bqkgd", probabilities, v, precision=precision, preferred_element_type=jnp.float32)
     return out.reshape(batch, queries, heads, head_dim).astype(q.dtype)
+
+
+def forward(
+    q: Float[Array, "batch heads queries head_dim"],
+    k: Float[Array, "batch kv_heads keys head_dim"],
+    v: Float[Array, "batch kv_heads keys head_dim"],
+    queries: Queries,
+    keys: Keys,
+    *,
+    blocks: Blocks,
+) -> tuple[Float32[Array, "batch heads queries head_dim"], Float32[Array, "batch heads queries"]]:
+    """Attention over the visible keys and each query's log-sum-exp of scaled scores; `blocks` is not used.
+
+    A query that sees no key has output 0 and log-sum-exp -inf.
+    """
+    del blocks
+    precision = matmul_precision(q.dtype)
+    scores = _scores(_group(q, k), k)
+    scores = jnp.where(visible(queries, keys)[:, None, None], scores, -jnp.inf)
+    highest = jnp.max(scores, axis=-1, keepdims=True)
+    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
+    weights = jnp.exp(scores - highest)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    probabilities = (weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)).astype(v.dtype)
+    out = jnp.einsum("bkgqs,bksd->bkgqd", probabilities, v, precision=precision, preferred_element_type=jnp.float32)
+    log_sum_exp = highest + jnp.log(total)
+    return out.reshape(q.shape), log_sum_exp.reshape(q.shape[:3])
+
+
+def backward(
+    q: Float[Array, "batch heads queries head_dim"],
+    k: Float[Array, "batch kv_heads keys head_dim"],
+    v: Float[Array, "batch kv_heads keys head_dim"],
+    queries: Queries,
+    keys: Keys,
+    d_out: Float[Array, "batch heads queries head_dim"],
+    log_sum_exp: Float32[Array, "batch heads queries"],
+    delta: Float32[Array, "batch heads queries"],
+    *,
+    blocks: Blocks,
+) -> tuple[
+    Float32[Array, "batch heads queries head_dim"],
+    Float32[Array, "batch kv_heads keys head_dim"],
+    Float32[Array, "batch kv_heads keys head_dim"],
+]:
+    """The gradients that these keys account for; `blocks` is not used.
+
+    Args:
+        log_sum_exp: over all keys that the query sees, of which these may be a part.
+        delta: sum(d_out * out) over head_dim, with the output over all keys.
+    """
+    del blocks
+    precision = matmul_precision(q.dtype)
+    grouped, d_grouped = _group(q, k), _group(d_out, k)
+    # A query without any key subtracts +inf: its probabilities are 0 wherever it looks.
+    subtracted = jnp.where(log_sum_exp == -jnp.inf, jnp.inf, log_sum_exp).reshape(grouped.shape[:4])[..., None]
+    probabilities = jnp.exp(_scores(grouped, k) - subtracted)
+    probabilities = jnp.where(visible(queries, keys)[:, None, None], probabilities, 0.0)
+    d_probabilities = jnp.einsum(
+        "bkgqd,bksd->bkgqs", d_grouped, v, precision=precision, preferred_element_type=jnp.float32
+    )
+    d_scores = probabilities * (d_probabilities - delta.reshape(subtracted.shape)) * q.shape[-1] ** -0.5
+    probabilities, d_scores = probabilities.astype(q.dtype), d_scores.astype(q.dtype)
+    dq = jnp.einsum("bkgqs,bksd->bkgqd", d_scores, k, precision=precision, preferred_element_type=jnp.float32)
+    dk = jnp.einsum("bkgqs,bkgqd->bksd", d_scores, grouped, precision=precision, preferred_element_type=jnp.float32)
+    dv = jnp.einsum(
+        "bkgqs,bkgqd->bksd", probabilities, d_grouped, precision=precision, preferred_element_type=jnp.float32
+    )
+    return dq.reshape(q.shape), dk, dv
+
+
+def _group(
+    per_head: Float[Array, "batch heads queries head_dim"], k: Float[Array, "batch kv_heads keys head_dim"]
+) -> Float[Array, "batch kv_heads group queries head_dim"]:
+    """Splits the query heads by the KV head that they read."""
+    batch, _, queries, head_dim = per_head.shape
+    return per_head.reshape(batch, k.shape[1], -1, queries, head_dim)
+
+
+def _scores(
+    grouped: Float[Array, "batch kv_heads group queries head_dim"], k: Float[Array, "batch kv_heads keys head_dim"]
+) -> Float32[Array, "batch kv_heads group queries keys"]:
+    precision = matmul_precision(k.dtype)
+    scores = jnp.einsum("bkgqd,bksd->bkgqs", grouped, k, precision=precision, preferred_element_type=jnp.float32)
+    return scores * k.shape[-1] ** -0.5
 
 
 def matmul_precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision:

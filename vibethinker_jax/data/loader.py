@@ -12,7 +12,7 @@ from vibethinker_jax.data.chat import EncodedExample
 from vibethinker_jax.data.row_plan import RowPlan, plan_rows
 from vibethinker_jax.errors import UserError
 
-# name -> [rows, row_length], or [rows, max_segments] for what belongs to a whole document
+# name -> [rows, sequence_length], or [rows, max_segments] for what belongs to a whole document
 Batch = dict[str, Shaped[np.ndarray, "rows _"]]
 
 PADDING_ROW = -1  # in place of a row number: a row of padding alone
@@ -30,34 +30,34 @@ def pack_rows(
     examples: Sequence[EncodedExample],
     plan: RowPlan,
     rows: Sequence[int],
-    row_length: int,
+    sequence_length: int,
     max_segments: int | None = None,
 ) -> Batch:
     """Builds a packed batch in target alignment: position t of a row predicts the next token of its document.
 
     Args:
         examples: the documents that `plan` was made for; all name the same extras.
-        plan: of `plan_rows` with the same `row_length`.
+        plan: of `plan_rows` with the same `sequence_length`.
         rows: row numbers of the plan, or `PADDING_ROW` for rows of zeros.
-        row_length: tokens per row.
+        sequence_length: tokens per row.
         max_segments: most documents per row, the width of segment extras; needed only for those.
 
     Returns:
         numpy arrays, zero in padding:
-        - tokens, targets int32[rows, row_length]: targets[t] is the token that follows tokens[t] in its
+        - tokens, targets int32[rows, sequence_length]: targets[t] is the token that follows tokens[t] in its
           document, 0 at the last one;
-        - positions int32[rows, row_length]: from 0 in every document;
-        - segment_ids int32[rows, row_length]: 1, 2, ... per row, 0 for padding;
-        - loss_weights float32[rows, row_length]: 1 where targets[t] is a token to train, the end of the turn
+        - positions int32[rows, sequence_length]: from 0 in every document;
+        - segment_ids int32[rows, sequence_length]: 1, 2, ... per row, 0 for padding;
+        - loss_weights float32[rows, sequence_length]: 1 where targets[t] is a token to train, the end of the turn
           included, whatever its id;
-        - each token extra, float32[rows, row_length], at the position that predicts its token (so the value of
+        - each token extra, float32[rows, sequence_length], at the position that predicts its token (so the value of
           a document's first token, which nothing predicts, is left out);
         - each segment extra, float32[rows, max_segments], segment i in column i - 1.
 
     Raises:
         UserError: documents that do not match the plan, or extras that do not match each other.
     """
-    batch = _empty_batch(examples, len(rows), row_length, max_segments)
+    batch = _empty_batch(examples, len(rows), sequence_length, max_segments)
     for place, row in enumerate(rows):
         if row != PADDING_ROW:
             _fill_row(batch, place, examples, plan, row)
@@ -84,8 +84,8 @@ class PackedLoader(Iterator[Batch]):
     def __init__(
         self,
         examples: Sequence[EncodedExample],
-        row_length: int,
-        rows_per_batch: int,
+        sequence_length: int,
+        global_batch_rows: int,
         seed: int,
         epochs: int,
         max_segments: int,
@@ -97,39 +97,39 @@ class PackedLoader(Iterator[Batch]):
 
         Args:
             examples: the whole data set, the same on every process.
-            row_length: tokens per row; longer examples are dropped and listed in `dropped`, never cut.
-            rows_per_batch: rows of a global batch, a multiple of `process_count`.
+            sequence_length: tokens per row; longer examples are dropped and listed in `dropped`, never cut.
+            global_batch_rows: rows of a global batch, a multiple of `process_count`.
             seed: of the order of examples and rows.
             epochs: passes over the data, at least 1.
             max_segments: most documents per row.
             process_index: this process, in [0, process_count). It gets the rows
-                [index, index + 1) * rows_per_batch / process_count of each batch.
+                [index, index + 1) * global_batch_rows / process_count of each batch.
             process_count: processes that share each batch.
             prefetch: batches built ahead; 0 builds them on demand.
 
         Raises:
             UserError: a setting out of range, an example with nothing to train, or no example that fits a row.
         """
-        _check_settings(rows_per_batch, epochs, process_index, process_count)
+        _check_settings(global_batch_rows, epochs, process_index, process_count)
         _check_trainable(examples)
         self._examples = examples
-        self._row_length = row_length
-        self._rows_per_batch = rows_per_batch
+        self._sequence_length = sequence_length
+        self._global_batch_rows = global_batch_rows
         self._max_segments = max_segments
         self._process_index = process_index
         self._process_count = process_count
         self._prefetch = prefetch
         lengths = np.array([len(example.tokens) for example in examples], dtype=np.int64)
-        self._plans = [plan_rows(lengths, row_length, (seed, epoch), max_segments) for epoch in range(epochs)]
+        self._plans = [plan_rows(lengths, sequence_length, (seed, epoch), max_segments) for epoch in range(epochs)]
         # row number of the run at which each epoch starts, and the end
         self._starts = list(itertools.accumulate((plan.num_rows for plan in self._plans), initial=0))
         self.total_rows = self._starts[-1]
-        self.total_steps = -(-self.total_rows // rows_per_batch)
+        self.total_steps = -(-self.total_rows // global_batch_rows)
         over_long = self._plans[0].dropped
-        self.dropped = {f"longer than a row of {row_length} tokens": over_long} if len(over_long) else {}
+        self.dropped = {f"longer than a row of {sequence_length} tokens": over_long} if len(over_long) else {}
         if self.total_rows == 0:
             raise UserError(
-                f"loader: row_length is {row_length} and none of the {len(examples)} examples fits; raise row_length"
+                f"loader: sequence_length is {sequence_length} and none of the {len(examples)} examples fits; raise it"
             )
         self.restore(0)
 
@@ -152,7 +152,7 @@ class PackedLoader(Iterator[Batch]):
         return {"row": self._row, "epoch": bisect.bisect_right(self._starts, self._row) - 1}
 
     def __next__(self) -> Batch:
-        """The next batch: this process's rows_per_batch / process_count rows, as `pack_rows` describes them."""
+        """The next batch: this process's global_batch_rows / process_count rows, as `pack_rows` describes them."""
         if self._row >= self.total_rows:
             raise StopIteration
         try:
@@ -162,20 +162,20 @@ class PackedLoader(Iterator[Batch]):
             if isinstance(error, StopIteration):
                 raise RuntimeError(f"loader: data ended at row {self._row} of {self.total_rows}") from error
             raise
-        self._row = min(self._row + self._rows_per_batch, self.total_rows)
+        self._row = min(self._row + self._global_batch_rows, self.total_rows)
         return batch
 
     def _batches_from(self, row: int) -> grain.DatasetIterator:
-        remaining = -(-(self.total_rows - row) // self._rows_per_batch)
-        source = _BatchSource(remaining, lambda index: self._local_batch(row + index * self._rows_per_batch))
+        remaining = -(-(self.total_rows - row) // self._global_batch_rows)
+        source = _BatchSource(remaining, lambda index: self._local_batch(row + index * self._global_batch_rows))
         # As many threads as batches ahead: each builds one.
         options = grain.ReadOptions(num_threads=self._prefetch, prefetch_buffer_size=self._prefetch)
         return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
     def _local_batch(self, first_row: int) -> Batch:
         """This process's part of the global batch that starts at a row of the run."""
-        share = self._rows_per_batch // self._process_count
-        batch = _empty_batch(self._examples, share, self._row_length, self._max_segments)
+        share = self._global_batch_rows // self._process_count
+        batch = _empty_batch(self._examples, share, self._sequence_length, self._max_segments)
         start = first_row + self._process_index * share
         for place, row in enumerate(range(start, min(start + share, self.total_rows))):
             epoch = bisect.bisect_right(self._starts, row) - 1
@@ -197,8 +197,10 @@ class _BatchSource(grain.sources.RandomAccessDataSource):
         return self._build(index)
 
 
-def _empty_batch(examples: Sequence[EncodedExample], rows: int, row_length: int, max_segments: int | None) -> Batch:
-    batch = {name: np.zeros((rows, row_length), dtype) for name, dtype in _STANDARD.items()}
+def _empty_batch(
+    examples: Sequence[EncodedExample], rows: int, sequence_length: int, max_segments: int | None
+) -> Batch:
+    batch = {name: np.zeros((rows, sequence_length), dtype) for name, dtype in _STANDARD.items()}
     if not examples:
         return batch
     first = examples[0]
@@ -209,7 +211,7 @@ def _empty_batch(examples: Sequence[EncodedExample], rows: int, row_length: int,
         )
     if first.segment_extras and max_segments is None:
         raise UserError("packed batch: max_segments is None; give it, segment extras are [rows, max_segments]")
-    batch |= {name: np.zeros((rows, row_length), np.float32) for name in first.token_extras}
+    batch |= {name: np.zeros((rows, sequence_length), np.float32) for name in first.token_extras}
     batch |= {name: np.zeros((rows, max_segments), np.float32) for name in first.segment_extras}
     return batch
 
@@ -247,13 +249,15 @@ def _check_extras(batch: Mapping[str, np.ndarray], example: EncodedExample, inde
             )
 
 
-def _check_settings(rows_per_batch: int, epochs: int, process_index: int, process_count: int) -> None:
+def _check_settings(global_batch_rows: int, epochs: int, process_index: int, process_count: int) -> None:
     if epochs < 1:
         raise UserError(f"loader: epochs is {epochs}; give at least 1")
     if not 0 <= process_index < process_count:
         raise UserError(f"loader: process_index is {process_index}; give one in [0, {process_count})")
-    if rows_per_batch < 1 or rows_per_batch % process_count:
-        raise UserError(f"loader: rows_per_batch is {rows_per_batch}; give a multiple of {process_count} processes")
+    if global_batch_rows < 1 or global_batch_rows % process_count:
+        raise UserError(
+            f"loader: global_batch_rows is {global_batch_rows}; give a multiple of {process_count} processes"
+        )
 
 
 def _check_trainable(examples: Sequence[EncodedExample]) -> None:

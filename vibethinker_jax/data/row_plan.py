@@ -47,7 +47,7 @@ class RowPlan:
 
 def plan_rows(
     lengths: Sequence[int] | Int[np.ndarray, "documents"],
-    row_length: int,
+    sequence_length: int,
     seed: int | Sequence[int] | None = None,
     max_segments: int | None = None,
 ) -> RowPlan:
@@ -58,7 +58,7 @@ def plan_rows(
 
     Args:
         lengths: tokens per document, each at least 1.
-        row_length: tokens per row.
+        sequence_length: tokens per row.
         seed: of the generator (several integers are mixed, e.g. (seed, epoch)). None keeps documents and rows
             in order.
         max_segments: most documents per row; None for no limit.
@@ -67,16 +67,16 @@ def plan_rows(
         The plan. O(n log n): a million documents take seconds.
 
     Raises:
-        UserError: a length, `row_length` or `max_segments` below 1.
+        UserError: a length, `sequence_length` or `max_segments` below 1.
     """
-    lengths = _checked(lengths, row_length, max_segments)
-    fits = lengths <= row_length
+    lengths = _checked(lengths, sequence_length, max_segments)
+    fits = lengths <= sequence_length
     example_index = np.flatnonzero(fits)
     generator = None if seed is None else np.random.default_rng(seed)
     if generator is not None:
         example_index = generator.permutation(example_index)
     placed = lengths[example_index]
-    row = _first_fit(placed, row_length, max_segments)
+    row = _first_fit(placed, sequence_length, max_segments)
     offset, segment = _positions(row, placed)
     num_rows = int(row.max(initial=-1)) + 1
     if generator is not None:
@@ -85,7 +85,7 @@ def plan_rows(
 
 
 def _checked(
-    lengths: Sequence[int] | Int[np.ndarray, "documents"], row_length: int, max_segments: int | None
+    lengths: Sequence[int] | Int[np.ndarray, "documents"], sequence_length: int, max_segments: int | None
 ) -> Int[np.ndarray, "documents"]:
     lengths = np.asarray(lengths)
     if lengths.size == 0:
@@ -95,13 +95,15 @@ def _checked(
     if lengths.min(initial=1) < 1:
         index = int(lengths.argmin())
         raise UserError(f"row plan: lengths[{index}] is {lengths[index]}; remove documents without tokens")
-    for name, value in (("row_length", row_length), ("max_segments", max_segments)):
+    for name, value in (("sequence_length", sequence_length), ("max_segments", max_segments)):
         if value is not None and value < 1:
             raise UserError(f"row plan: {name} is {value}; give at least 1")
     return lengths.astype(np.int64)
 
 
-def _first_fit(lengths: Int[np.ndarray, "kept"], row_length: int, max_segments: int | None) -> Int[np.ndarray, "kept"]:
+def _first_fit(
+    lengths: Int[np.ndarray, "kept"], sequence_length: int, max_segments: int | None
+) -> Int[np.ndarray, "kept"]:
     """The first row with room, for each length in turn.
 
     A complete binary tree over all rows holds the largest free space below each node, so that the leftmost row
@@ -111,9 +113,9 @@ def _first_fit(lengths: Int[np.ndarray, "kept"], row_length: int, max_segments: 
     kept = len(lengths)
     # Of two rows that are at most half full and may take more documents, the later one's would have fitted into
     # the earlier one, so there is at most one such row beside those closed by max_segments.
-    most_rows = 2 * int(lengths.sum()) // row_length + 1 + (kept // max_segments if max_segments else 0)
+    most_rows = 2 * int(lengths.sum()) // sequence_length + 1 + (kept // max_segments if max_segments else 0)
     leaves = 1 << max(min(most_rows, kept) - 1, 0).bit_length()
-    room = [row_length] * (2 * leaves)  # node i has children 2i and 2i + 1; row r is node leaves + r
+    room = [sequence_length] * (2 * leaves)  # node i has children 2i and 2i + 1; row r is node leaves + r
     open_places = [max_segments if max_segments else kept + 1] * leaves
     rows = []
     for length in lengths.tolist():

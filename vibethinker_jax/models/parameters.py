@@ -93,18 +93,19 @@ def parameter_specs(config: Qwen2Config) -> dict[str, Any]:
     return specs
 
 
-def map_specs(function: Callable[[ParameterSpec], Any], specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies `function` to every ParameterSpec of a nested dict."""
-    return jax.tree.map(function, dict(specs), is_leaf=_is_spec)
+def map_specs(function: Callable[..., Any], specs: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
+    """Applies `function` to every ParameterSpec of a nested dict, and to what the other trees hold in its place."""
+    return jax.tree.map(function, dict(specs), *rest, is_leaf=is_spec)
 
 
 def named_parameters(config: Qwen2Config) -> dict[str, ParameterSpec]:
     """Every parameter by its path, e.g. "layers/attention/q/kernel"."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(parameter_specs(config), is_leaf=_is_spec)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(parameter_specs(config), is_leaf=is_spec)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): spec for path, spec in leaves}
 
 
-def _is_spec(node: Any) -> bool:
+def is_spec(node: Any) -> bool:
+    """Whether a node of a tree of ParameterSpec is a leaf."""
     return isinstance(node, ParameterSpec)
 
 
@@ -145,6 +146,6 @@ def init_params(config: Qwen2Config, seed: int, placement: Placement | None = No
                 value = jnp.where(jnp.arange(spec.shape[0])[:, None] < config.vocab_size, value, 0.0)
             return value
 
-        return jax.tree_util.tree_map_with_path(array, parameter_specs(config), is_leaf=_is_spec)
+        return jax.tree_util.tree_map_with_path(array, parameter_specs(config), is_leaf=is_spec)
 
     return jax.jit(initialise, out_shardings=parameter_shardings(config, placement))()

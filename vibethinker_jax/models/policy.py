@@ -147,6 +147,7 @@ def _log_probs(
         vocab_size=config.vocab_size,
         temperature=temperature,
         shards=placement.size("context"),
+        placement=placement,
     )
     return jnp.where(inside, jnp.pad(head.log_probs[:, :-1], ((0, 0), (1, 0))), 0.0)
 

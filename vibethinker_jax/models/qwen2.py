@@ -10,25 +10,35 @@ Two ways through the decoder share every line but the attention:
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from vibethinker_jax.attention.attend import attend
+from vibethinker_jax.attention.attend import LOG_SUM_EXP_NAME, OUT_NAME, AttentionConfig, attend
 from vibethinker_jax.attention.dense import dense_attention, matmul_precision
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.models.config import Qwen2Config
+from vibethinker_jax.models.embedding import embed
+from vibethinker_jax.models.gathering import gather_layer, mlp_chunk, pin_to_layer
 from vibethinker_jax.models.parameters import Params
 from vibethinker_jax.parallel.rules import UNPLACED, Placement
 
-REMAT_POLICIES = ("none", "full")
+# What the backward pass of a layer computes again: nothing; everything but attention; everything; or what `block` does,
+# with what that keeps, and the input of every layer, in host memory.
+REMAT_POLICIES = ("none", "block", "full", "offload")
+
+LAYER_INPUT_NAME = "layer_input"
+AUTO = AttentionConfig()
 
 # (q, k, v) after rotary embedding -> (attention output, whatever the caller wants back from each layer)
 Mixer = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+FeedForward = Callable[[jax.Array], jax.Array]  # in place of a layer's own MLP
 
 
 class KVCache(NamedTuple):
@@ -45,7 +55,7 @@ def init_cache(config: Qwen2Config, batch: int, length: int, dtype: jax.typing.D
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, computed in float32 and rounded before the scale, as Qwen2 does."""
+    """x / sqrt(mean(x^2) + eps) * scale, in float32 and rounded once before the scale and once after, as in Qwen2."""
 
     def __init__(self, params: Params, eps: float) -> None:
         self.scale = nnx.Param(params["scale"])
@@ -54,18 +64,19 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
         wide = x.astype(jnp.float32)
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return normed.astype(x.dtype) * self.scale[...].astype(x.dtype)
+        rounded = normed.astype(x.dtype).astype(jnp.float32)
+        return (rounded * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
 class Kernel(nnx.Module):
-    """A matrix, contracted as the einsum says; float32 accumulation, result in the input's dtype."""
+    """A matrix, contracted as the einsum says; float32 accumulation, result in `out_dtype` or the input's dtype."""
 
     def __init__(self, params: Params, einsum: str) -> None:
         self.kernel = nnx.Param(params["kernel"])
         self.bias = nnx.Param(params["bias"]) if "bias" in params else None
         self.einsum = einsum
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, out_dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
         out = jnp.einsum(
             self.einsum,
             x,
@@ -75,7 +86,7 @@ class Kernel(nnx.Module):
         )
         if self.bias is not None:
             out = out + self.bias[...].astype(jnp.float32)
-        return out.astype(x.dtype)
+        return out.astype(out_dtype or x.dtype)
 
 
 class Attention(nnx.Module):
@@ -105,9 +116,11 @@ class MLP(nnx.Module):
         self.down = Kernel(params["down"], "bsf,fd->bsd")
         self.placement = placement
 
-    def __call__(self, x: Float[Array, "batch seq hidden"]) -> Float[Array, "batch seq hidden"]:
+    def __call__(
+        self, x: Float[Array, "batch seq hidden"], out_dtype: jax.typing.DTypeLike | None = None
+    ) -> Float[Array, "batch seq hidden"]:
         inner = jax.nn.silu(self.gate(x)) * self.up(x)
-        return self.down(self.placement.constrain(inner, "batch", "sequence", "mlp"))
+        return self.down(self.placement.constrain(inner, "batch", "sequence", "mlp"), out_dtype)
 
 
 class DecoderLayer(nnx.Module):
@@ -120,10 +133,16 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(params["mlp"], placement)
         self.placement = placement
 
-    def __call__(self, x: Float[Array, "batch seq hidden"], rotation: "Rotation", mix: Mixer) -> tuple[jax.Array, Any]:
+    def __call__(
+        self,
+        x: Float[Array, "batch seq hidden"],
+        rotation: "Rotation",
+        mix: Mixer,
+        feed_forward: FeedForward | None = None,
+    ) -> tuple[jax.Array, Any]:
         attended, extra = self.attention(self.input_norm(x), rotation, mix)
         x = x + attended
-        x = x + self.mlp(self.post_attention_norm(x))
+        x = x + (feed_forward or self.mlp)(self.post_attention_norm(x))
         return self.placement.constrain(x, "batch", "sequence", None), extra
 
 
@@ -144,6 +163,8 @@ class Qwen2(nnx.Module):
         placement: Placement = UNPLACED,
         compute_dtype: jax.typing.DTypeLike = jnp.float32,
         remat: str = "none",
+        attention: AttentionConfig = AUTO,
+        mlp_chunks: int = 1,
     ) -> None:
         if remat not in REMAT_POLICIES:
             raise UserError(f"remat policy is {remat!r}; choose one of {', '.join(REMAT_POLICIES)}")
@@ -151,6 +172,13 @@ class Qwen2(nnx.Module):
         self.placement = placement
         self.compute_dtype = jnp.dtype(compute_dtype)
         self.remat = remat
+        self.attention = attention
+        if mlp_chunks < 1 or config.intermediate_size % mlp_chunks:
+            raise UserError(
+                f"mlp_chunks is {mlp_chunks}; choose a divisor of the MLP's width {config.intermediate_size}"
+            )
+        # Cut over `tensor` the MLP is smaller already, and its chunks would not lie where its shards do.
+        self.mlp_chunks = mlp_chunks if placement.size("tensor") == 1 else 1
         self.embed = Table(params["embed"])
         self.layers = DecoderLayer(params["layers"], config, placement)  # every array has a leading axis of layers
         self.norm = RMSNorm(params["norm"], config.rms_norm_eps)
@@ -175,16 +203,25 @@ class Qwen2(nnx.Module):
         if segment_ids is None:
             segment_ids = jnp.ones_like(tokens)
 
-        def layer(x: jax.Array, stacked: tuple[Params]) -> tuple[jax.Array, None]:
+        def layer(x: jax.Array, stacked: tuple[jax.Array, Params]) -> tuple[jax.Array, None]:
+            x = checkpoint_name(x, LAYER_INPUT_NAME)
+            index, weights = stacked
+            weights = pin_to_layer(weights, index, self.config, self.compute_dtype)
+            if self.mlp_chunks > 1:
+                local = weights.pop("mlp")
+                feed_forward = partial(self._chunked_mlp, local)
+                gathered = {**self._gather(weights), "mlp": local}
+            else:
+                feed_forward, gathered = None, self._gather(weights)
+
             def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-                return attend(q, k, v, segment_ids, positions, placement=self.placement), None
+                return attend(q, k, v, segment_ids, positions, placement=self.placement, config=self.attention), None
 
-            return nnx.merge(definition, stacked[0])(x, rotation, mix)
+            return DecoderLayer(gathered, self.config, self.placement)(x, rotation, mix, feed_forward)
 
-        definition, state = nnx.split(self.layers)
         rotation = rotary(positions, self.config)
-        body = jax.checkpoint(layer, prevent_cse=False) if self.remat == "full" else layer
-        x, _ = jax.lax.scan(body, self._embed(tokens), (state,))
+        layers = jnp.arange(self.config.num_layers), get_params(self.layers)
+        x, _ = jax.lax.scan(rematerialised(layer, self.remat), self._embed(tokens), layers)
         return self.norm(x)
 
     def extend(
@@ -244,9 +281,26 @@ class Qwen2(nnx.Module):
         """The output head: its own table, or the embedding when tied."""
         return (self.embed if self.lm_head is None else self.lm_head).table[...]
 
+    def _gather(self, weights: Params) -> Params:
+        return gather_layer(weights, self.config, self.placement, self.compute_dtype)
+
+    def _chunked_mlp(self, mlp: Params, x: Float[Array, "batch seq hidden"]) -> Float[Array, "batch seq hidden"]:
+        """The MLP, a part of its inner width at a time: so much less of it is in memory, forward and backward."""
+
+        @partial(jax.checkpoint, prevent_cse=False)
+        def part(index: jax.Array) -> jax.Array:
+            kernels = mlp_chunk(mlp, index, self.config, self.mlp_chunks)
+            return MLP(self._gather({"mlp": kernels})["mlp"], self.placement)(x, jnp.float32)
+
+        # The sum stays outside of what is recomputed: as an argument of it, it would have to be recomputed too.
+        def add(total: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+            return total + part(index), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros(x.shape, jnp.float32), jnp.arange(self.mlp_chunks))
+        return total.astype(x.dtype)
+
     def _embed(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq hidden"]:
-        x = self.embed.table[...].astype(self.compute_dtype)[tokens]
-        return self.placement.constrain(x, "batch", "sequence", None)
+        return embed(self.embed.table[...], tokens, self.placement, self.compute_dtype)
 
 
 def build(
@@ -255,13 +309,32 @@ def build(
     placement: Placement = UNPLACED,
     compute_dtype: jax.typing.DTypeLike = jnp.float32,
     remat: str = "none",
+    attention: AttentionConfig = AUTO,
+    mlp_chunks: int = 1,
 ) -> Qwen2:
     """The model around a tree of parameters. Cheap, and usable inside jit with traced parameters."""
-    return Qwen2(config, params, placement, compute_dtype, remat)
+    return Qwen2(config, params, placement, compute_dtype, remat, attention, mlp_chunks)
 
 
-def get_params(model: Qwen2) -> Params:
-    """The model's parameters as a nested dict of arrays."""
+def rematerialised(layer: Callable[..., Any], policy: str) -> Callable[..., Any]:
+    """The layer with its backward pass as a policy of REMAT_POLICIES says."""
+    if policy == "none":
+        return layer
+    kept = {
+        "block": jax.checkpoint_policies.save_only_these_names(OUT_NAME, LOG_SUM_EXP_NAME),
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[OUT_NAME, LOG_SUM_EXP_NAME, LAYER_INPUT_NAME],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+    }
+    return jax.checkpoint(layer, prevent_cse=False, policy=kept[policy])
+
+
+def get_params(model: nnx.Module) -> Params:
+    """A module's parameters as a nested dict of arrays."""
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

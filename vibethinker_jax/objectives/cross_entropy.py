@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from vibethinker_jax.errors import UserError
+from vibethinker_jax.parallel.rules import UNPLACED, Placement
 
 
 class HeadOutput(NamedTuple):
@@ -35,6 +36,7 @@ def head_statistics(
     shards: int = 1,
     batch_shards: int = 1,
     with_entropy: bool = False,
+    placement: Placement = UNPLACED,
 ) -> HeadOutput:
     """Log-probability (nats) of every target under softmax(hidden @ table.T / temperature).
 
@@ -60,6 +62,7 @@ def head_statistics(
         batch_shards: number of devices that the batch is sharded over; must divide it. The table's gradient is summed
             over them once, after the last chunk, instead of once per chunk.
         with_entropy: also return the entropy of the distribution at every position.
+        placement: where `table` is sharded, so that each step gathers hidden states and not logits or the table.
 
     Returns:
         HeadOutput, float32 [batch, seq].
@@ -80,7 +83,7 @@ def head_statistics(
     local = -(-length // shards)
     size = max(1, min(-(-chunk // shards), local))
     split = partial(_split, batch_shards=batch_shards, shards=shards, local=local, size=size)
-    head = _Head(vocab_size, float(temperature), with_entropy)
+    head = _Head(vocab_size, float(temperature), with_entropy, placement)
     output = _scan_head(head, split(hidden), table, split(targets))
     return jax.tree.map(partial(_join, batch=batch, shards=shards, local=local, length=length), output)
 
@@ -121,10 +124,20 @@ class _Head:
     vocab_size: int
     temperature: float
     with_entropy: bool
+    placement: Placement
+
+    def gather(self, chunk: Array) -> Array:
+        """A chunk [batch_shards, batch, shards, size, ...] with the pieces of all shards of the sequence."""
+        return self.placement.constrain(chunk, "batch", *[None] * (chunk.ndim - 1))
+
+    def scatter(self, chunk: Array) -> Array:
+        """Undoes `gather`."""
+        return self.placement.constrain(chunk, "batch", None, "sequence", *[None] * (chunk.ndim - 3))
 
     def logits(self, hidden: Array, table: Array) -> Array:
         """Float32 logits of one chunk, over the temperature, padding rows at -inf."""
-        logits = _einsum("gbkcd,vd->gbkcv", hidden, table)
+        logits = _einsum("gbkcd,vd->gbkcv", self.gather(hidden), table)
+        logits = self.placement.constrain(logits, "batch", None, None, None, "vocab")
         if self.temperature != 1.0:
             logits = logits / self.temperature
         rows = table.shape[0]
@@ -146,6 +159,7 @@ def _scan_forward(head: _Head, hidden: Array, table: Array, targets: Array) -> t
 
     def step(_, chunk):
         hidden, targets = chunk
+        targets = head.gather(targets)
         logits = head.logits(hidden, weights)
         # Differences to the maximum, never to the log-sum-exp itself: they stay exact for logits of any size.
         maximum = jnp.max(logits, axis=-1)
@@ -160,7 +174,7 @@ def _scan_forward(head: _Head, hidden: Array, table: Array, targets: Array) -> t
             # exp(-inf) * -inf would be NaN
             weighted = jnp.where(mass > 0, mass * shifted, 0.0)
             entropy = jnp.log(total) - jnp.sum(weighted, axis=-1) / total
-        return None, (HeadOutput(log_probs, entropy), maximum, jnp.log(total))
+        return None, jax.tree.map(head.scatter, (HeadOutput(log_probs, entropy), maximum, jnp.log(total)))
 
     _, (output, maximum, log_total) = lax.scan(step, None, (hidden, targets))
     return output, (hidden, table, targets, maximum, log_total)
@@ -171,12 +185,12 @@ def _scan_backward(head: _Head, residuals: tuple, cotangent: HeadOutput) -> tupl
     weights = table.astype(hidden.dtype)
 
     def step(table_bar, chunk):
-        hidden, targets, maximum, log_total, log_probs_bar = chunk
+        hidden, targets, maximum, log_total, log_probs_bar = map(head.gather, chunk)
         logits = head.logits(hidden, weights)
         probabilities = jnp.exp((logits - maximum[..., None]) - log_total[..., None])
         scale = (log_probs_bar / head.temperature)[..., None]
         logits_bar = ((_is_target(targets, logits) - probabilities) * scale).astype(hidden.dtype)
-        hidden_bar = _einsum("gbkcv,vd->gbkcd", logits_bar, weights).astype(hidden.dtype)
+        hidden_bar = head.scatter(_einsum("gbkcv,vd->gbkcd", logits_bar, weights)).astype(hidden.dtype)
         return table_bar + _einsum("gbkcv,gbkcd->gvd", logits_bar, hidden), hidden_bar
 
     start = jnp.zeros((hidden.shape[1], *table.shape), jnp.float32)

@@ -18,6 +18,11 @@ from vibethinker_jax.parallel.rules import Placement
 # tiny model, few enough not to be wasted on a large one when a single prompt waits.
 PREFILL_TOKENS = 256
 
+# What an engine has where nothing else is asked for.
+PAGE_SIZE = 128
+PREFILL_CHUNK = 256
+DECODE_BURST = 16
+
 
 @dataclass(frozen=True)
 class EngineShape:
@@ -43,14 +48,15 @@ class EngineShape:
 def plan_shape(
     max_slots: int,
     max_length: int,
-    cache_tokens: int | None,
-    page_size: int,
-    prefill_chunk: int,
-    prefill_batch: int | None,
-    decode_burst: int,
     config: Qwen2Config,
+    *,
+    cache_tokens: int | None = None,
+    page_size: int = PAGE_SIZE,
+    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_batch: int | None = None,
+    decode_burst: int = DECODE_BURST,
 ) -> EngineShape:
-    """Checks the engine's settings and derives its shapes.
+    """Checks the engine's settings (rollout/engine.py describes them) and derives its shapes.
 
     Raises:
         UserError: a setting is no positive integer, max_length leaves no room for a completion, or the cache does

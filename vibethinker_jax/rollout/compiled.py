@@ -1,7 +1,7 @@
 """The engine's device functions, each compiled once and ahead of time for its one shape.
 
 An executable refuses arguments of another shape, type or placement, so nothing can recompile behind the caller's
-back. The planner may lower the same functions for devices that are not there.
+back. The planner lowers the same functions for devices that are not there.
 """
 
 import functools
@@ -26,7 +26,13 @@ class EngineFunctions:
     """Compiled functions for one model shape, engine shape and placement.
 
     Attributes:
+        params: shape, dtype and placement of the weights that they take.
+        slot_cache, prompt_cache: those of the caches.
         compilations: how many have been compiled so far; each is compiled when it is first needed.
+
+    Args:
+        policy: its weights may be abstract (jax.ShapeDtypeStruct) if it has a mesh and only `lower_prefill` and
+            `lower_decode` are used.
     """
 
     def __init__(self, policy: SampledPolicy, shape: EngineShape) -> None:
@@ -44,7 +50,12 @@ class EngineFunctions:
         self.prompt_cache = abstract_cache(
             config, shape.prefill_batch, shape.length, self.compute_dtype, placement, self.replicated
         )
-        self._abstract_params: Params | None = None
+        given = jax.eval_shape(lambda tree: tree, policy.params)
+        self.params = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(functools.partial(cast_for_compute, compute_dtype=self.compute_dtype), given),
+            self._param_shardings(given),
+        )
         self._casts: dict[Any, Callable[[Params], Params]] = {}
 
     def engine_params(self, policy: SampledPolicy) -> Params:
@@ -59,19 +70,14 @@ class EngineFunctions:
             raise UserError(
                 f"policy computes in {jnp.dtype(policy.compute_dtype)}; this engine was made for {self.compute_dtype}"
             )
-        params = policy.params
-        shardings = parameter_shardings(self.config, self.placement)
-        if self.placement.mesh is None:
-            shardings = jax.tree.map(lambda _: self.replicated, params)
-        placed = jax.device_put(params, shardings)
+        shardings = self._param_shardings(policy.params)
+        placed = jax.device_put(policy.params, shardings)
         if needs_cast(placed, self.compute_dtype):
             dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
             if dtypes not in self._casts:
                 cast = functools.partial(cast_for_compute, compute_dtype=self.compute_dtype)
                 self._casts[dtypes] = self._compile(cast, (_abstract(placed),), out_shardings=shardings)
             placed = self._casts[dtypes](placed)
-        if self._abstract_params is None:
-            self._abstract_params = _abstract(placed)
         return placed
 
     @functools.cached_property
@@ -90,18 +96,18 @@ class EngineFunctions:
     @functools.cached_property
     def prefill(self) -> Callable[[Params, KVCache, np.ndarray, np.ndarray], KVCache]:
         """(params, prompts' cache, tokens, start) -> prompts' cache; see `prefill_chunk`."""
+        return self._compile_lowered(self.lower_prefill())
+
+    def lower_prefill(self) -> jax.stages.Lowered:
+        """`prefill`, before it is compiled."""
         rows, chunk = self.shape.prefill_batch, self.shape.prefill_chunk
 
         def run(params: Params, cache: KVCache, tokens: jax.Array, start: jax.Array) -> KVCache:
             return prefill_chunk(build(self.config, params, self.placement, self.compute_dtype), cache, tokens, start)
 
         host = (np.zeros((rows, chunk), np.int32), np.zeros((), np.int32))
-        return self._compile(
-            run,
-            (self._abstract_params, self.prompt_cache, *self._host(host)),
-            donate_argnums=1,
-            out_shardings=_shardings(self.prompt_cache),
-        )
+        program = jax.jit(run, donate_argnums=1, out_shardings=_shardings(self.prompt_cache))
+        return program.lower(self.params, self.prompt_cache, *self._host(host))
 
     @functools.cached_property
     def admit(self) -> Callable[[KVCache, KVCache, np.ndarray, np.ndarray], KVCache]:
@@ -117,18 +123,24 @@ class EngineFunctions:
     @functools.cached_property
     def decode(self) -> Callable[[Params, KVCache, SlotState, np.ndarray], tuple[KVCache, Burst]]:
         """(params, slots' cache, slots, min_active) -> (slots' cache, tokens); see `decode_burst`."""
+        return self._compile_lowered(self.lower_decode())
+
+    def lower_decode(self) -> jax.stages.Lowered:
+        """`decode`, before it is compiled."""
 
         def run(params: Params, cache: KVCache, slots: SlotState, min_active: jax.Array) -> tuple[KVCache, Burst]:
             model = build(self.config, params, self.placement, self.compute_dtype)
             return decode_burst(model, cache, slots, min_active, burst=self.shape.decode_burst)
 
         host = (SlotTable(self.shape.slots).state, np.zeros((), np.int32))
-        return self._compile(
-            run,
-            (self._abstract_params, self.slot_cache, *self._host(host)),
-            donate_argnums=1,
-            out_shardings=(_shardings(self.slot_cache), Burst(self.replicated, self.replicated, self.replicated)),
-        )
+        burst = Burst(self.replicated, self.replicated, self.replicated)
+        program = jax.jit(run, donate_argnums=1, out_shardings=(_shardings(self.slot_cache), burst))
+        return program.lower(self.params, self.slot_cache, *self._host(host))
+
+    def _param_shardings(self, params: Params) -> Params:
+        if self.placement.mesh is None:
+            return jax.tree.map(lambda _: self.replicated, params)
+        return parameter_shardings(self.config, self.placement)
 
     def _host(self, arrays: Any) -> Any:
         """Small host arrays, given whole to every device."""
@@ -137,8 +149,11 @@ class EngineFunctions:
         )
 
     def _compile(self, function: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Callable[..., Any]:
+        return self._compile_lowered(jax.jit(function, **options).lower(*args))
+
+    def _compile_lowered(self, lowered: jax.stages.Lowered) -> Callable[..., Any]:
         self.compilations += 1
-        return jax.jit(function, **options).lower(*args).compile()
+        return lowered.compile()
 
 
 def _abstract(tree: Any) -> Any:

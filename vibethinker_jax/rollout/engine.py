@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.models.qwen2 import KVCache
-from vibethinker_jax.rollout.cache import plan_shape
+from vibethinker_jax.rollout.cache import DECODE_BURST, PAGE_SIZE, PREFILL_CHUNK, plan_shape
 from vibethinker_jax.rollout.compiled import EngineFunctions
 from vibethinker_jax.rollout.ending import extend_sample
 from vibethinker_jax.rollout.params import Completion, FinishedSample, RequestHandle, SamplingParams
@@ -74,10 +74,10 @@ class RolloutEngine:
         max_slots: int = 32,
         max_length: int = 65536,
         cache_tokens: int | None = None,
-        page_size: int = 128,
-        prefill_chunk: int = 256,
+        page_size: int = PAGE_SIZE,
+        prefill_chunk: int = PREFILL_CHUNK,
         prefill_batch: int | None = None,
-        decode_burst: int = 16,
+        decode_burst: int = DECODE_BURST,
     ) -> None:
         """Allocates nothing yet and compiles nothing yet: the first request does.
 
@@ -100,7 +100,14 @@ class RolloutEngine:
         """
         self._config, self._tokenizer = policy.config, policy.tokenizer
         self._shape = plan_shape(
-            max_slots, max_length, cache_tokens, page_size, prefill_chunk, prefill_batch, decode_burst, policy.config
+            max_slots,
+            max_length,
+            policy.config,
+            cache_tokens=cache_tokens,
+            page_size=page_size,
+            prefill_chunk=prefill_chunk,
+            prefill_batch=prefill_batch,
+            decode_burst=decode_burst,
         )
         self._functions = EngineFunctions(policy, self._shape)
         self._params: Any = self._functions.engine_params(policy)

@@ -24,11 +24,11 @@ class SampledPolicy(Protocol):
 def cast_for_compute(params: Params, compute_dtype: Any) -> Params:
     """Parameters rounded once as the model would round them at every use, so that no bit of a result changes.
 
-    Biases stay as they are: the model adds them in float32.
+    Biases and norm scales stay as they are: the model uses them in float32.
     """
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
-        return leaf if path[-1].key == "bias" else leaf.astype(compute_dtype)
+        return leaf if path[-1].key in ("bias", "scale") else leaf.astype(compute_dtype)
 
     return jax.tree_util.tree_map_with_path(cast, params)
 

@@ -16,20 +16,23 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from etils import epath
 from ml_collections import ConfigDict
 
 from vibethinker_jax.data.loader import Batch
 from vibethinker_jax.data.records import Problem, load_problems
 from vibethinker_jax.errors import UserError
+from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.objectives.importance import RejectionFilters
 from vibethinker_jax.objectives.max_entropy import max_entropy_weight
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.parallel.multihost import from_first
+from vibethinker_jax.parallel.rules import Placement
 from vibethinker_jax.rewards.pool import VerifierPool
 from vibethinker_jax.rollout.engine import RolloutEngine
 from vibethinker_jax.stages.rollouts import collect_groups
-from vibethinker_jax.stages.start import Start, optimizer_config, packed_forward, prepare
+from vibethinker_jax.stages.start import Start, micro_batch_rows, optimizer_config, packed_forward, prepare
 from vibethinker_jax.training.loop import train_loop
 from vibethinker_jax.training.mgpo_batch import (
     AdvantageConfig,
@@ -56,11 +59,16 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     optimizer, schedule = make_optimizer(
         optimizer_config(config), start.model, config.steps * config.mgpo.updates_per_batch
     )
-    step = make_step(config, start, optimizer)
+    step = make_step(config, start.model, start.placement, optimizer)
     advantage_config = AdvantageConfig(
         config.mgpo.gamma, config.mgpo.mask_truncated, config.mgpo.long2short, config.mgpo.normalise_by
     )
-    packing = PackingConfig(**config.packing, share=row_share(start.placement))
+    packing = PackingConfig(
+        config.sequence_length,
+        micro_batch_rows(config, start.placement),
+        config.max_segments,
+        share=row_share(start.placement),
+    )
     if config.mgpo.only_with_signal and config.mgpo.aggregation != "sequence_mean":
         raise UserError(
             f"config.mgpo.only_with_signal goes with aggregation 'sequence_mean' only (it is "
@@ -149,10 +157,12 @@ def run_mgpo(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     return start.workdir
 
 
-def make_step(config: ConfigDict, start: Start, optimizer: Any) -> MgpoStep:
+def make_step(
+    config: ConfigDict, model: Qwen2Config, placement: Placement, optimizer: optax.GradientTransformation
+) -> MgpoStep:
     """The compiled update of a configuration."""
     return MgpoStep(
-        packed_forward(config, start),
+        packed_forward(config, model, placement),
         optimizer,
         temperature=config.rollout.temperature,
         clip_low=config.mgpo.clip_low,
@@ -165,6 +175,7 @@ def make_step(config: ConfigDict, start: Start, optimizer: Any) -> MgpoStep:
             k3_limit=config.mgpo.k3_limit or None,
             veto=config.mgpo.veto or None,
         ),
+        offload=config.optimizer.offload,
     )
 
 
@@ -173,14 +184,14 @@ def load_prompts(config: ConfigDict, start: Start) -> tuple[list[Problem], int]:
     problems = load_problems(config.data.path)
     if config.verifier.require_thinking:
         problems = [_requiring_thinking(problem) for problem in problems]
-    room = config.packing.row_length - config.rollout.max_new_tokens
+    room = config.sequence_length - config.rollout.max_new_tokens
     lengths = [len(start.tokenizer.encode_chat(problem.prompt)) for problem in problems]
     kept = [problem for problem, length in zip(problems, lengths, strict=True) if length <= room]
     if len(kept) < len(problems) and jax.process_index() == 0:
         print(f"{config.data.path}: left out {len(problems) - len(kept)} prompts of more than {room} tokens")
     if len(kept) < config.prompts_per_step:
         raise UserError(
-            f"{config.data.path}: {len(kept)} problems have prompts of at most {room} tokens (packing.row_length less "
+            f"{config.data.path}: {len(kept)} problems have prompts of at most {room} tokens (sequence_length less "
             f"rollout.max_new_tokens), but config.prompts_per_step is {config.prompts_per_step}"
         )
     return kept, max(length for length in lengths if length <= room)
@@ -204,7 +215,7 @@ def prompts_of_step(problems: Sequence[Problem], step: int, count: int, seed: in
 
 def with_old_log_probs(step: MgpoStep, state: TrainState, batch: Batch) -> Batch:
     """The batch with the log-probabilities of its targets under the weights that sampled them."""
-    old = np.asarray(step.log_probs(state.params, batch))
+    old = step.log_probs(state.params, batch)
     first = len(batch["tokens"]) * row_share(step.placement)[0]
     return {**batch, "old_log_probs": old[first : first + len(batch["tokens"])]}
 

@@ -17,7 +17,8 @@ from vibethinker_jax.data.chat import encode_examples
 from vibethinker_jax.data.loader import Batch, PackedLoader
 from vibethinker_jax.data.records import load_examples
 from vibethinker_jax.errors import UserError
-from vibethinker_jax.stages.start import Start, optimizer_config, packed_forward, prepare
+from vibethinker_jax.parallel.rules import Placement
+from vibethinker_jax.stages.start import Start, micro_batch_rows, optimizer_config, packed_forward, prepare
 from vibethinker_jax.training.loop import train_loop
 from vibethinker_jax.training.optimizer import make_optimizer
 from vibethinker_jax.training.sft_step import sft_step
@@ -34,14 +35,14 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
     start = prepare(config, workdir)
     loader, data = make_loader(config, start)
     optimizer, schedule = make_optimizer(optimizer_config(config), start.model, loader.total_steps)
-    step = sft_step(packed_forward(config, start), optimizer)
+    step = sft_step(packed_forward(config, start.model, start.placement), optimizer, offload=config.optimizer.offload)
 
     def one_step(state: TrainState, done: int) -> tuple[TrainState, Mapping[str, Any]]:
-        state, metrics = step(state, cut(next(loader), config, row_share(start.placement)[1]))
+        state, metrics = step(state, cut(next(loader), config, start.placement))
         return state, {**jax.device_get(metrics).summary(), "learning_rate": schedule(done)}
 
     def begin(done: int) -> None:
-        loader.restore(min(done * config.data.rows_per_batch, loader.total_rows))
+        loader.restore(min(done * config.global_batch_rows, loader.total_rows))
 
     train_loop(
         workdir=start.workdir,
@@ -50,7 +51,7 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
         begin=begin,
         one_step=one_step,
         position=lambda done: {
-            "row": min(done * config.data.rows_per_batch, loader.total_rows),
+            "row": min(done * config.global_batch_rows, loader.total_rows),
             "rows": loader.total_rows,
             "data": data,
         },
@@ -65,42 +66,41 @@ def run_sft(config: ConfigDict, workdir: epath.PathLike) -> epath.Path:
 
 def make_loader(config: ConfigDict, start: Start) -> tuple[PackedLoader, str]:
     """The packed batches of the run, and a digest of the data; says what it left out."""
-    data = config.data
-    if data.rows_per_batch % data.rows_per_micro_batch:
+    rows = micro_batch_rows(config, start.placement)
+    if config.global_batch_rows % rows:
         raise UserError(
-            f"config.data.rows_per_batch is {data.rows_per_batch}; make it a multiple of rows_per_micro_batch "
-            f"{data.rows_per_micro_batch}"
+            f"config.global_batch_rows is {config.global_batch_rows}; make it a multiple of micro_batch_rows {rows}"
         )
-    examples = encode_examples(start.tokenizer, load_examples(data.path))
+    examples = encode_examples(start.tokenizer, load_examples(config.data.path))
     index, count = row_share(start.placement)
     loader = PackedLoader(
         examples,
-        row_length=data.row_length,
-        rows_per_batch=data.rows_per_batch,
+        sequence_length=config.sequence_length,
+        global_batch_rows=config.global_batch_rows,
         seed=config.seed,
-        epochs=data.epochs,
-        max_segments=data.max_segments,
+        epochs=config.data.epochs,
+        max_segments=config.max_segments,
         process_index=index,
         process_count=count,
     )
     if jax.process_index() == 0:
         for reason, indices in loader.dropped.items():
-            print(f"{data.path}: left out {len(indices)} of {len(examples)} examples: {reason}")
+            print(f"{config.data.path}: left out {len(indices)} of {len(examples)} examples: {reason}")
         print(
-            f"sft: {len(examples)} examples, {loader.total_rows} rows of {data.row_length} tokens in {data.epochs} "
-            f"epochs, {loader.total_steps} steps of {data.rows_per_batch} rows"
+            f"sft: {len(examples)} examples, {loader.total_rows} rows of {config.sequence_length} tokens in "
+            f"{config.data.epochs} epochs, {loader.total_steps} steps of {config.global_batch_rows} rows"
         )
     return loader, digest(example.tokens.tobytes() for example in examples)
 
 
-def cut(batch: Batch, config: ConfigDict, shares: int) -> list[Batch]:
+def cut(batch: Batch, config: ConfigDict, placement: Placement) -> list[Batch]:
     """Cuts this process's rows of a global batch into equal micro-batches."""
-    pieces = config.data.rows_per_batch // config.data.rows_per_micro_batch
-    rows = len(batch["tokens"])
-    if rows % pieces:
+    rows = micro_batch_rows(config, placement)
+    pieces = config.global_batch_rows // rows
+    if len(batch["tokens"]) % pieces:
         raise UserError(
-            f"config.data.rows_per_micro_batch is {config.data.rows_per_micro_batch}; make it a multiple of the "
-            f"{shares} shares that processes hold of a batch"
+            f"config.micro_batch_rows is {rows}; make it a multiple of the {row_share(placement)[1]} shares that "
+            "processes hold of a batch"
         )
     split = {name: np.split(array, pieces) for name, array in batch.items()}
     return [{name: arrays[i] for name, arrays in split.items()} for i in range(pieces)]

@@ -8,6 +8,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from vibethinker_jax.attention.attend import AttentionConfig
 from vibethinker_jax.checkpoints.assets import Assets
 from vibethinker_jax.checkpoints.store import model_directory, read_assets, save_model_directory
 from vibethinker_jax.data.tokenizer import Tokenizer
@@ -71,11 +72,11 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Start:
         raise UserError(
             f"config.model.compute_dtype is {config.model.compute_dtype!r}; choose one of {', '.join(FLOAT_DTYPES)}"
         )
-    row_length = config.data.row_length if config.stage == "sft" else config.packing.row_length
-    if row_length > model.max_position_embeddings:
+    if config.sequence_length > model.max_position_embeddings:
         raise UserError(
-            f"row_length is {row_length}, but the model declares {model.max_position_embeddings} positions; lower it, "
-            "or set config.model.max_position_embeddings, which the exported config.json will declare"
+            f"config.sequence_length is {config.sequence_length}, but the model declares "
+            f"{model.max_position_embeddings} positions; lower it, or set config.model.max_position_embeddings, which "
+            "the exported config.json will declare"
         )
     assets = Assets.read(directory) if random else read_assets(source)
     sizes = dict(config.mesh)
@@ -108,12 +109,27 @@ def _write_placement(workdir: epath.Path, model: Qwen2Config, placement: Placeme
     print(f"mesh {sizes}: {count_parameters(model):,} parameters, placed as in {workdir / 'placement.txt'}")
 
 
-def packed_forward(config: ConfigDict, start: Start) -> PackedForward:
+def packed_forward(config: ConfigDict, model: Qwen2Config, placement: Placement) -> PackedForward:
     """How a stage's configuration runs the model."""
-    settings = config.model
-    return PackedForward(start.model, start.placement, settings.compute_dtype, settings.remat, settings.head_chunk)
+    attention = dict(config.attention)
+    layout = attention.pop("layout")
+    return PackedForward(
+        model,
+        placement,
+        config.model.compute_dtype,
+        config.remat,
+        config.model.head_chunk,
+        AttentionConfig(**attention),
+        layout,
+        config.model.mlp_chunks,
+    )
 
 
 def optimizer_config(config: ConfigDict) -> OptimizerConfig:
     """The optimizer section of a stage's configuration."""
     return OptimizerConfig(**config.optimizer)
+
+
+def micro_batch_rows(config: ConfigDict, placement: Placement) -> int:
+    """Rows of one forward and backward pass over all devices: as configured, or one per data shard."""
+    return config.micro_batch_rows or placement.size("replica", "fsdp")

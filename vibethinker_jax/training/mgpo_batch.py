@@ -36,21 +36,21 @@ class PackingConfig:
     """Shape of the packed micro-batches.
 
     Attributes:
-        row_length: tokens per row; at least the longest prompt with its response.
-        rows_per_micro_batch: rows of one forward and backward pass, over all devices.
+        sequence_length: tokens per row; at least the longest prompt with its response.
+        micro_batch_rows: rows of one forward and backward pass, over all devices.
         max_segments: most responses per row.
         share: (index, count): which equal share of a micro-batch's rows this process holds (training/step.py).
     """
 
-    row_length: int
-    rows_per_micro_batch: int
+    sequence_length: int
+    micro_batch_rows: int
     max_segments: int
     share: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
-        if self.rows_per_micro_batch < 1 or self.rows_per_micro_batch % self.share[1]:
+        if self.micro_batch_rows < 1 or self.micro_batch_rows % self.share[1]:
             raise UserError(
-                f"packing.rows_per_micro_batch is {self.rows_per_micro_batch}; make it a positive multiple of the "
+                f"micro_batch_rows is {self.micro_batch_rows}; make it a positive multiple of the "
                 f"{self.share[1]} shares that processes hold"
             )
 
@@ -150,20 +150,20 @@ def _pack_update(
 ) -> list[Batch]:
     examples = [_document(group, sample, advantage, weight) for group, sample, advantage, weight in members]
     lengths = [len(example.tokens) for example in examples]
-    plan = plan_rows(np.array(lengths, np.int64), config.row_length, max_segments=config.max_segments)
+    plan = plan_rows(np.array(lengths, np.int64), config.sequence_length, max_segments=config.max_segments)
     if len(plan.dropped):
         group, sample, *_ = members[int(plan.dropped[0])]
         raise UserError(
             f"rollouts: problem {group.problem_id} sample {sample} has {lengths[int(plan.dropped[0])]} tokens with its "
-            f"prompt, but packing.row_length is {config.row_length}; raise it"
+            f"prompt, but sequence_length is {config.sequence_length}; raise it"
         )
     index, count = config.share
-    local = config.rows_per_micro_batch // count
+    local = config.micro_batch_rows // count
     batches = []
-    for start in range(0, max(plan.num_rows, 1), config.rows_per_micro_batch):
+    for start in range(0, max(plan.num_rows, 1), config.micro_batch_rows):
         first = start + index * local
         rows = [row if row < plan.num_rows else PADDING_ROW for row in range(first, first + local)]
-        batch = pack_rows(examples or [_PADDING_DOCUMENT], plan, rows, config.row_length, config.max_segments)
+        batch = pack_rows(examples or [_PADDING_DOCUMENT], plan, rows, config.sequence_length, config.max_segments)
         # The sum over micro-batches is exact when one of them carries it all.
         batch["num_groups"] = np.float32(num_groups if start == 0 else 0)
         batches.append(batch)

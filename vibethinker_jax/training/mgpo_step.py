@@ -1,6 +1,7 @@
 """MGPO: the policy-gradient step over packed responses, and the log-probabilities that it starts from."""
 
 import jax
+import numpy as np
 import optax
 
 from vibethinker_jax.models.parameters import Params
@@ -15,7 +16,7 @@ class MgpoStep(TrainStep):
     """The compiled MGPO step.
 
     A batch holds tokens, targets, positions, segment_ids (int32), loss_weights and rollout_log_probs (float32) as
-    [rows, row_length]; advantages (w A) and sequence_weights (1/G) as float32[rows, segments]; and the scalar
+    [rows, sequence_length]; advantages (w A) and sequence_weights (1/G) as float32[rows, segments]; and the scalar
     num_groups, this micro-batch's part of the number of kept groups of the update. For several updates per batch of
     rollouts it also holds old_log_probs, from `log_probs`; without them the update is on-policy: the old
     log-probabilities are the current ones, and no second forward pass is needed.
@@ -24,6 +25,7 @@ class MgpoStep(TrainStep):
         forward: the model and how to run it.
         optimizer: from training/optimizer.py.
         temperature: of sampling; the trainer's log-probabilities use it too.
+        offload: keep the optimizer's moments in host memory between steps.
         clip_low, clip_high, tis_cap, aggregation, filters: see objectives/mgpo.py.
     """
 
@@ -38,6 +40,7 @@ class MgpoStep(TrainStep):
         tis_cap: float | None,
         aggregation: Aggregation,
         filters: RejectionFilters = NO_FILTERS,
+        offload: bool = False,
     ) -> None:
         def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Metrics]:
             head = forward(params, batch, temperature=temperature, with_entropy=True)
@@ -60,12 +63,18 @@ class MgpoStep(TrainStep):
             denominator = batch["num_groups"] if aggregation == "sequence_mean" else result.denominator
             return result.loss_sum, denominator, result.metrics
 
-        super().__init__(loss, optimizer, forward.model, forward.placement)
+        super().__init__(loss, optimizer, forward, offload=offload)
         self._score = jax.jit(
             lambda params, batch: forward(params, batch, temperature=temperature).log_probs,
             out_shardings=forward.placement.replicated(),
         )
 
-    def log_probs(self, params: Params, batch: Batch) -> jax.Array:
-        """float32[rows, row_length] log-probabilities of the targets of a micro-batch, whole on every process."""
-        return self._score(params, self.place(batch))
+    def log_probs(self, params: Params, batch: Batch) -> np.ndarray:
+        """float32[rows, sequence_length] log-probabilities of the targets of a micro-batch, whole on every process."""
+        scored = np.asarray(self._score(params, self.place(batch)))
+        order = self.forward.order(scored.shape[1])
+        if order is None:
+            return scored
+        restored = np.empty_like(scored)
+        restored[:, order] = scored
+        return restored

@@ -13,6 +13,8 @@ from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import abstract_params, map_specs, parameter_shardings, parameter_specs
 from vibethinker_jax.parallel.rules import Placement
 
+MOMENT_DTYPES = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -25,6 +27,8 @@ class OptimizerConfig:
         b1, b2, eps: Adam's.
         weight_decay: decoupled; not applied to norms and biases.
         clip_norm: largest global norm of the gradient; 0 turns clipping off.
+        moment_dtype: of Adam's first moment, "float32" or "bfloat16"; the second is float32.
+        offload: keep both moments in host memory between steps (training/step.py).
     """
 
     peak: float
@@ -35,6 +39,8 @@ class OptimizerConfig:
     eps: float
     weight_decay: float
     clip_norm: float
+    moment_dtype: str = "float32"
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.peak:
@@ -44,6 +50,10 @@ class OptimizerConfig:
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"optimizer.{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        if self.moment_dtype not in MOMENT_DTYPES:
+            raise UserError(
+                f"optimizer.moment_dtype is {self.moment_dtype!r}; choose one of {', '.join(MOMENT_DTYPES)}"
+            )
         for name in ("weight_decay", "clip_norm"):
             if getattr(self, name) < 0:
                 raise UserError(f"optimizer.{name} is {getattr(self, name)}; it must not be negative")
@@ -71,23 +81,39 @@ def warmup_cosine(peak: float, floor: float, warmup_fraction: float, total_steps
 def make_optimizer(
     config: OptimizerConfig, model: Qwen2Config, total_steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Clipping by global norm, then AdamW with float32 moments; also the schedule, for logging."""
+    """Clipping by global norm, then AdamW; also the schedule, for logging."""
     schedule = warmup_cosine(config.peak, config.floor, config.warmup_fraction, total_steps)
     decays = map_specs(lambda spec: spec.decays, parameter_specs(model))
     adamw = optax.adamw(
-        schedule, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decays, mu_dtype=jnp.float32
+        schedule,
+        config.b1,
+        config.b2,
+        config.eps,
+        weight_decay=config.weight_decay,
+        mask=decays,
+        mu_dtype=jnp.dtype(config.moment_dtype),
     )
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, adamw), schedule
 
 
-def optimizer_shardings(optimizer: optax.GradientTransformation, model: Qwen2Config, placement: Placement) -> Any:
-    """Shardings of the optimizer state: moments lie with their parameters, counters everywhere."""
-    params = abstract_params(model)
+def optimizer_shardings(
+    optimizer: optax.GradientTransformation, model: Qwen2Config, placement: Placement, *, offload: bool = False
+) -> Any:
+    """Shardings of the optimizer state: moments lie with their parameters, counters everywhere.
+
+    Args:
+        offload: the moments lie in the pinned memory of the devices' hosts.
+
+    Raises:
+        UserError: `offload` without a mesh.
+    """
+    if offload and placement.mesh is None:
+        raise UserError("optimizer.offload needs a mesh to say where the moments live")
     return optax.tree_utils.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, params),
+        lambda _, sharding: sharding.with_memory_kind("pinned_host") if offload else sharding,
+        jax.eval_shape(optimizer.init, abstract_params(model)),
         parameter_shardings(model, placement),
         transform_non_params=lambda _: placement.replicated(),
         is_leaf=lambda node: node is None,

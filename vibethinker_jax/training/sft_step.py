@@ -11,15 +11,17 @@ from vibethinker_jax.training.forward import Batch, PackedForward
 from vibethinker_jax.training.step import TrainStep
 
 
-def sft_step(forward: PackedForward, optimizer: optax.GradientTransformation) -> TrainStep:
+def sft_step(forward: PackedForward, optimizer: optax.GradientTransformation, *, offload: bool = False) -> TrainStep:
     """The compiled SFT step.
 
-    A batch holds tokens, targets, positions, segment_ids (int32) and loss_weights (float32), [rows, row_length] each,
-    as data/loader.py packs them. The loss is sum(weight * -log p(target)) / sum(weight) over the global batch.
+    A batch holds tokens, targets, positions, segment_ids (int32) and loss_weights (float32), each
+    [rows, sequence_length], as data/loader.py packs them. The loss is sum(weight * -log p(target)) / sum(weight) over
+    the global batch.
 
     Args:
         forward: the model and how to run it.
         optimizer: from training/optimizer.py.
+        offload: keep the optimizer's moments in host memory between steps.
     """
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Metrics]:
@@ -28,4 +30,4 @@ def sft_step(forward: PackedForward, optimizer: optax.GradientTransformation) ->
         filled = Metrics(means={"filled": (tokens, jnp.float32(batch["tokens"].size))})
         return loss_sum, weight_sum, filled
 
-    return TrainStep(loss, optimizer, forward.model, forward.placement)
+    return TrainStep(loss, optimizer, forward, offload=offload)

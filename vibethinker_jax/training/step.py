@@ -5,8 +5,8 @@ sum; the division happens once, so a step over many micro-batches is the step ov
 lengths, and the number of micro-batches never recompiles anything.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,10 @@ import numpy as np
 import optax
 
 from vibethinker_jax.errors import UserError
-from vibethinker_jax.models.config import Qwen2Config
 from vibethinker_jax.models.parameters import Params, abstract_params, parameter_shardings
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.parallel.rules import Placement
-from vibethinker_jax.training.forward import Batch
+from vibethinker_jax.training.forward import Batch, PackedForward
 from vibethinker_jax.training.optimizer import optimizer_shardings
 
 # (params, batch) -> (loss sum, denominator, metrics)
@@ -47,20 +46,24 @@ class TrainStep:
     Args:
         loss: pure function of (params, batch).
         optimizer: from training/optimizer.py.
-        model: shape of the parameters.
-        placement: mesh on which everything lives.
+        forward: the model, the mesh on which everything lives, and the layout of rows on it.
+        offload: keep the optimizer's moments in host memory between steps; they visit the device for the update.
+
+    Raises:
+        UserError: `offload` without a mesh.
     """
 
     def __init__(
-        self, loss: Loss, optimizer: optax.GradientTransformation, model: Qwen2Config, placement: Placement
+        self, loss: Loss, optimizer: optax.GradientTransformation, forward: PackedForward, *, offload: bool = False
     ) -> None:
-        self.placement = placement
-        params = parameter_shardings(model, placement)
-        self.state_shardings = TrainState(params, optimizer_shardings(optimizer, model, placement))
-        self._loss = loss
+        self.forward, self.model, self.placement = forward, forward.model, forward.placement
         self.optimizer = optimizer
-        self.model = model
-        everywhere = placement.replicated()
+        self._loss = loss
+        params = parameter_shardings(self.model, self.placement)
+        on_device = optimizer_shardings(optimizer, self.model, self.placement)
+        at_rest = optimizer_shardings(optimizer, self.model, self.placement, offload=offload)
+        self.state_shardings = TrainState(params, at_rest)
+        everywhere = self.placement.replicated()
         accumulated = Accumulated(params, everywhere, everywhere, everywhere)
 
         def first(params: Params, batch: Batch) -> Accumulated:
@@ -83,7 +86,8 @@ class TrainStep:
         def update(state: TrainState, total: Accumulated) -> tuple[TrainState, Metrics]:
             scale = jnp.where(total.denominator > 0, 1 / total.denominator, 0.0)
             gradient = jax.tree.map(lambda g: g * scale, total.gradient)
-            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+            moments = jax.device_put(state.opt_state, on_device) if offload else state.opt_state
+            updates, opt_state = optimizer.update(gradient, moments, state.params)
             norms = {"gradient_norm": optax.tree.norm(gradient), "update_norm": optax.tree.norm(updates)}
             once = jnp.float32(1)
             metrics = total.metrics.add(
@@ -116,6 +120,36 @@ class TrainStep:
         host = {name: np.asarray(array) for name, array in batch.items()}
         abstract = {name: jax.ShapeDtypeStruct(self._shape(name, a)[1], a.dtype) for name, a in host.items()}
         jax.eval_shape(self._loss, abstract_params(self.model), abstract)
+
+    def lower(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+        """The program of a step with a single micro-batch, for compiling ahead of time.
+
+        Args:
+            batch: global shapes (training/abstract.py); the step adds where they live.
+        """
+        return self._whole.lower(self._abstract_state(), self._abstract_batch(batch))
+
+    def lower_accumulated(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.stages.Lowered]:
+        """The programs of a step with several micro-batches: "first", "add" (for each further one) and "update"."""
+        state, arrays = self._abstract_state(), self._abstract_batch(batch)
+        total = jax.eval_shape(self._first, state.params, arrays)
+        total = total._replace(gradient=jax.tree.map(_placed, total.gradient, self.state_shardings.params))
+        return {
+            "first": self._first.lower(state.params, arrays),
+            "add": self._add.lower(total, state.params, arrays),
+            "update": self._update.lower(state, total),
+        }
+
+    def _abstract_state(self) -> TrainState:
+        params = abstract_params(self.model)
+        state = TrainState(params, jax.eval_shape(self.optimizer.init, params))
+        return jax.tree.map(_placed, state, self.state_shardings)
+
+    def _abstract_batch(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            name: _placed(array, self.placement.sharding(self._axes(name, array), array.shape))
+            for name, array in batch.items()
+        }
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Accumulated:
         """Undivided sums over the micro-batches."""
@@ -157,24 +191,35 @@ class TrainStep:
         if array.ndim == 0:
             return jax.device_put(array, self.placement.replicated())
         axes, shape = self._shape(name, array)
+        if "sequence" in axes and (order := self.forward.order(array.shape[1])) is not None:
+            array = array[:, order]
         return jax.make_array_from_process_local_data(self.placement.sharding(axes, shape), array, shape)
 
     def _shape(self, name: str, array: np.ndarray) -> tuple[tuple[str | None, ...], tuple[int, ...]]:
         """Logical axes and global shape of a micro-batch's array."""
-        if array.ndim == 0:
+        axes = self._axes(name, array)
+        if not axes:
             return (), ()
-        axes = ("batch", None) if name in PER_SEGMENT else ("batch", "sequence")
         shape = (array.shape[0] * row_share(self.placement)[1], *array.shape[1:])
         for axis, length in zip(axes, shape, strict=True):
             size = self.placement.size("replica", "fsdp") if axis == "batch" else self.placement.size("context")
             if axis is not None and length % size:
                 what, mesh_axes = (
-                    ("rows_per_micro_batch", "replica x fsdp") if axis == "batch" else ("row_length", "context")
+                    ("micro_batch_rows", "replica x fsdp") if axis == "batch" else ("sequence_length", "context")
                 )
                 raise UserError(
                     f"{what} is {length}; make it a multiple of mesh {mesh_axes} = {size}, or change the mesh"
                 )
         return axes, shape
+
+    def _axes(self, name: str, array: Any) -> tuple[str | None, ...]:
+        if array.ndim == 0:
+            return ()
+        return ("batch", None) if name in PER_SEGMENT else ("batch", "sequence")
+
+
+def _placed(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 # Batch entries [rows, segments]: one number per document of a row.

@@ -18,9 +18,18 @@ CONFIG_FILE = "run.json"
 ROLLOUTS_DIRECTORY = "rollouts"
 METRICS_FILE = "metrics.jsonl"
 # What may differ between an interrupted run and its continuation. The first changes no number,
-FREE_FIELDS = ("loop.save_every", "loop.keep", "verifier.workers")
+FREE_FIELDS = ("loop.save_every", "loop.keep", "verifier.workers", "model.architecture")
 # the second only how numbers are rounded.
-ROUNDING_FIELDS = ("mesh.*", "*.rows_per_micro_batch", "model.remat", "model.head_chunk", "rollout.max_slots")
+ROUNDING_FIELDS = (
+    "mesh.*",
+    "micro_batch_rows",
+    "remat",
+    "attention.*",
+    "model.head_chunk",
+    "model.mlp_chunks",
+    "optimizer.offload",
+    "rollout.max_slots",
+)
 
 
 def open_workdir(workdir: epath.PathLike, config: ConfigDict) -> epath.Path:

@@ -1,6 +1,7 @@
 """Reasoning RL with MGPO (VibeThinker-3B report, section 2.2).
 
-vibethinker train --config configs/mgpo.py --workdir DIR --config.model.checkpoint=SFT_DIR --config.data.path=PROBLEMS
+vibethinker train --config configs/math_rl.py --workdir DIR --config.model.checkpoint=SFT_DIR \
+    --config.data.path=PROBLEMS
 Long2Short is the same stage with --config.mgpo.long2short=0.2, from the checkpoint that Math RL ends with.
 """
 
@@ -14,15 +15,27 @@ def get_config() -> ConfigDict:
             "seed": 0,
             "steps": 400,  # chosen: the report gives no number
             "prompts_per_step": 128,  # chosen: DeepScaleR, POLARIS (128 prompts x 8 samples)
+            "sequence_length": 65536,  # report: one 64K window throughout; a prompt and its response fit in a row
+            "micro_batch_rows": 0,  # rows of one forward and backward pass, over all devices; 0: one per data shard
+            "max_segments": 64,  # chosen: most responses per row
+            "remat": "block",  # chosen: recompute everything but attention; none, block, full or offload
             "model": {
                 "checkpoint": "",  # Hugging Face directory, Orbax checkpoint or work directory of an earlier stage
+                "architecture": "models/qwen2.5-coder-3b.json",  # what `vibethinker plan` assumes without a checkpoint
                 "initialise": "checkpoint",
                 "max_position_embeddings": 65536,  # report: one 64K window throughout
                 "compute_dtype": "bfloat16",  # chosen
-                "remat": "full",  # chosen
                 "head_chunk": 1024,  # chosen
+                "mlp_chunks": 2,  # chosen: parts of the MLP computed one after another, for memory
             },
-            "mesh": {"replica": 1, "fsdp": -1, "context": 1, "tensor": 1, "devices": 0},  # devices 0: all
+            "attention": {
+                "backend": "auto",  # dense, blockwise or pallas; auto: pallas on TPU
+                "strategy": "auto",  # how a sharded sequence attends: gather or ring
+                "layout": "zigzag",  # order of a sharded row: zigzag gives every device the same work; or contiguous
+                "block_q": 0,  # queries and keys per block; 0: the backend's own
+                "block_kv": 0,
+            },
+            "mesh": {"replica": 1, "fsdp": 1, "context": -1, "tensor": 1, "devices": 0},  # devices 0: all
             "data": {"path": ""},  # problems with verifiers: our records, or a format of data/sources.py
             "rollout": {
                 "samples": 8,  # G, chosen: as prompts_per_step
@@ -51,7 +64,6 @@ def get_config() -> ConfigDict:
                 "k3_limit": 0.0,  # 0 turns it off
                 "veto": 0.0,
             },
-            "packing": {"row_length": 65536, "rows_per_micro_batch": 16, "max_segments": 64},  # chosen
             "optimizer": {
                 "peak": 1e-6,  # chosen: DAPO, DeepScaleR, POLARIS, Skywork-OR1 all use it, constant
                 "floor": 1e-6,
@@ -61,6 +73,8 @@ def get_config() -> ConfigDict:
                 "eps": 1e-8,
                 "weight_decay": 0.0,  # chosen
                 "clip_norm": 1.0,
+                "moment_dtype": "float32",  # of Adam's first moment; bfloat16 saves 2 bytes per parameter
+                "offload": False,  # keep the moments in host memory between steps
             },
             "loop": {"save_every": 10, "keep": 3},  # chosen
         }
