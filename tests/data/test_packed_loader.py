@@ -147,6 +147,9 @@ def test_every_epoch_serves_every_example_that_fits_once_in_an_order_of_its_own(
     loader = make_loader(global_batch_rows=1)
     batches = list(loader)
     assert len(batches) == loader.total_steps == loader.total_rows
+    # The share of tokens that are not padding, over all rows served.
+    assert loader.fill_rate == pytest.approx(np.mean([batch["segment_ids"] > 0 for batch in batches]))
+    assert 0.5 < loader.fill_rate < 1
     assert {reason: indices.tolist() for reason, indices in loader.dropped.items()} == {
         "longer than a row of 8 tokens": [5, 12]
     }

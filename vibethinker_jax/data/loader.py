@@ -78,6 +78,7 @@ class PackedLoader(Iterator[Batch]):
     Attributes:
         total_rows: rows of the run, padding not counted.
         total_steps: batches of the run; the same on every process.
+        fill_rate: share of the tokens of these rows that belong to a document, in (0, 1].
         dropped: reason -> int64 indices of the examples left out in every epoch.
     """
 
@@ -131,6 +132,8 @@ class PackedLoader(Iterator[Batch]):
             raise UserError(
                 f"loader: sequence_length is {sequence_length} and none of the {len(examples)} examples fits; raise it"
             )
+        placed = sum(int(lengths[plan.example_index].sum()) for plan in self._plans)
+        self.fill_rate = placed / (self.total_rows * sequence_length)
         self.restore(0)
 
     def restore(self, row: int) -> None:

@@ -3,6 +3,7 @@
 Every program says what else lies in the chip's memory while it runs.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -90,11 +91,18 @@ def read_model(config: ConfigDict, config_file: str) -> Qwen2Config:
     if config.model.checkpoint:
         from vibethinker_jax.checkpoints.store import model_directory
 
-        return Qwen2Config.from_file(model_directory(config.model.checkpoint) / "config.json")
+        return _with_context(Qwen2Config.from_file(model_directory(config.model.checkpoint) / "config.json"), config)
     architecture = config.model.get("architecture", "")
     if not architecture:
         raise UserError("set config.model.checkpoint or config.model.architecture: the plan needs the model's shape")
-    return Qwen2Config.from_file(os.path.join(os.path.dirname(os.path.abspath(config_file)), architecture))
+    path = os.path.join(os.path.dirname(os.path.abspath(config_file)), architecture)
+    return _with_context(Qwen2Config.from_file(path), config)
+
+
+def _with_context(model: Qwen2Config, config: ConfigDict) -> Qwen2Config:
+    """The model with the context length that the stage trains, as stages/start.py gives it."""
+    length = config.model.max_position_embeddings
+    return dataclasses.replace(model, max_position_embeddings=length) if length else model
 
 
 def place(config: ConfigDict, topology: Topology) -> Placement:

@@ -87,7 +87,8 @@ def make_loader(config: ConfigDict, start: Start) -> tuple[PackedLoader, str]:
         for reason, indices in loader.dropped.items():
             print(f"{config.data.path}: left out {len(indices)} of {len(examples)} examples: {reason}")
         print(
-            f"sft: {len(examples)} examples, {loader.total_rows} rows of {config.sequence_length} tokens in "
+            f"sft: {len(examples)} examples, {loader.total_rows} rows of {config.sequence_length} tokens "
+            f"({loader.fill_rate:.1%} filled) in "
             f"{config.data.epochs} epochs, {loader.total_steps} steps of {config.global_batch_rows} rows"
         )
     return loader, digest(example.tokens.tobytes() for example in examples)

@@ -9,7 +9,7 @@ from vibethinker_jax.objectives.importance import RejectionFilters
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.objectives.mgpo import NO_FILTERS, Aggregation, mgpo_loss
 from vibethinker_jax.training.forward import Batch, PackedForward
-from vibethinker_jax.training.step import TrainStep
+from vibethinker_jax.training.step import TrainStep, fill_metrics
 
 
 class MgpoStep(TrainStep):
@@ -61,7 +61,7 @@ class MgpoStep(TrainStep):
             )
             # Groups are counted on the host: a group's masked responses have weight zero but belong to it.
             denominator = batch["num_groups"] if aggregation == "sequence_mean" else result.denominator
-            return result.loss_sum, denominator, result.metrics
+            return result.loss_sum, denominator, result.metrics.add(fill_metrics(batch))
 
         super().__init__(loss, optimizer, forward, offload=offload)
         self._score = jax.jit(

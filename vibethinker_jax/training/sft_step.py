@@ -1,14 +1,13 @@
 """Supervised fine-tuning: the negative log-likelihood of response tokens, averaged over the global batch."""
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from vibethinker_jax.models.parameters import Params
 from vibethinker_jax.objectives.cross_entropy import cross_entropy_sum
 from vibethinker_jax.objectives.metrics import Metrics
 from vibethinker_jax.training.forward import Batch, PackedForward
-from vibethinker_jax.training.step import TrainStep
+from vibethinker_jax.training.step import TrainStep, fill_metrics
 
 
 def sft_step(forward: PackedForward, optimizer: optax.GradientTransformation, *, offload: bool = False) -> TrainStep:
@@ -26,8 +25,6 @@ def sft_step(forward: PackedForward, optimizer: optax.GradientTransformation, *,
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Metrics]:
         loss_sum, weight_sum = cross_entropy_sum(forward(params, batch).log_probs, batch["loss_weights"])
-        tokens = jnp.sum(batch["segment_ids"] > 0).astype(jnp.float32)
-        filled = Metrics(means={"filled": (tokens, jnp.float32(batch["tokens"].size))})
-        return loss_sum, weight_sum, filled
+        return loss_sum, weight_sum, fill_metrics(batch)
 
     return TrainStep(loss, optimizer, forward, offload=offload)

@@ -222,6 +222,12 @@ def _placed(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
+def fill_metrics(batch: Batch) -> Metrics:
+    """ "filled": the share of a micro-batch's tokens that are not padding."""
+    tokens = jnp.sum(batch["segment_ids"] > 0).astype(jnp.float32)
+    return Metrics(means={"filled": (tokens, jnp.float32(batch["tokens"].size))})
+
+
 # Batch entries [rows, segments]: one number per document of a row.
 PER_SEGMENT = frozenset({"advantages", "sequence_weights"})
 
