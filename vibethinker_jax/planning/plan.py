@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vibethinker_jax.planning import cache
 from vibethinker_jax.planning.collectives import bytes_by_axes, bytes_by_kind, collectives
+from vibethinker_jax.planning.compiling import compile_with_text
 from vibethinker_jax.planning.flops import executed_flops, unknown_kernels
 from vibethinker_jax.planning.hlo import parse
 from vibethinker_jax.planning.programs import Program, Step, place, read_model, steps_of
@@ -108,7 +109,7 @@ def measure(program: Program, step: Step, mesh: Mapping[str, int], topology: Top
     beside = sum(program.beside.values())
     result: dict[str, Any] = {"runs": program.runs, "beside_bytes": dict(program.beside)}
     try:
-        compiled = lowered.compile()
+        compiled, text = compile_with_text(lowered)
     except jax.errors.JaxRuntimeError as error:
         needed = out_of_memory(str(error))
         if needed is None:
@@ -126,7 +127,7 @@ def measure(program: Program, step: Step, mesh: Mapping[str, int], topology: Top
         }
     finished = time.perf_counter()
     memory = compiled.memory_analysis()
-    module = parse(compiled.as_text())
+    module = parse(text)
     found = collectives(module, mesh)
     seconds = estimate(module, found, step.kernels, topology.chip)
     arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
