@@ -25,7 +25,7 @@ def on_mesh(policy, **axes):
 
 @pytest.fixture(scope="module")
 def sharded(policy):
-    return on_mesh(policy, fsdp=4, tensor=2)
+    return on_mesh(policy, fsdp=2, context=2, tensor=2)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def test_greedy_tokens_are_those_of_one_device(engine, shared_engine):
 def test_slots_and_kv_heads_are_sharded(engine):
     engine.generate(PROMPTS[:1], GREEDY)
     slots, prompts = engine._caches
-    assert slots.k.sharding.spec == PartitionSpec(None, ("replica", "fsdp"), None, "tensor", None)
+    assert slots.k.sharding.spec == PartitionSpec(None, ("replica", "fsdp", "context"), None, "tensor", None)
     assert slots.k.addressable_shards[0].data.shape == (3, 2, 48, 1, 8)
-    # Three prompts do not divide by four devices.
+    # Three prompts do not divide by two devices.
     assert prompts.v.sharding.spec == PartitionSpec(None, None, None, "tensor", None)
 
 

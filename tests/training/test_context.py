@@ -18,6 +18,7 @@ from vibethinker_jax.parallel.mesh import make_mesh
 from vibethinker_jax.parallel.rules import UNPLACED, Placement
 from vibethinker_jax.training.abstract import sft_batch as abstract_sft_batch
 from vibethinker_jax.training.forward import PackedForward
+from vibethinker_jax.training.mgpo_step import MgpoStep
 from vibethinker_jax.training.optimizer import OptimizerConfig, make_optimizer
 from vibethinker_jax.training.sft_step import sft_step
 
@@ -99,6 +100,25 @@ def test_a_row_that_zigzag_cannot_cut_is_refused(config, params):
     odd = packed_batch(0, rows=2, sequence_length=44, vocab=config.vocab_size)
     with pytest.raises(UserError, match="44"):
         gradient(config, params, odd, Placement(make_mesh(context=4, fsdp=2)))
+
+
+def test_log_probs_come_back_in_the_order_of_the_row(config, params, batch):
+    scored = []
+    for placement in (UNPLACED, Placement(make_mesh(context=4, fsdp=2))):
+        step = MgpoStep(
+            PackedForward(config, placement, jnp.float32, "block", head_chunk=16),
+            optax.sgd(1.0),
+            temperature=0.7,
+            clip_low=0.2,
+            clip_high=0.2,
+            tis_cap=2.0,
+            aggregation="sequence_mean",
+        )
+        placed = params if placement.mesh is None else jax.device_put(params, step.state_shardings.params)
+        scored.append(step.log_probs(placed, batch))
+    inside = batch["loss_weights"] > 0
+    assert inside.any()
+    np.testing.assert_allclose(scored[1][inside], scored[0][inside], atol=1e-5)
 
 
 def step_with(config, params, placement, **changes):

@@ -22,6 +22,7 @@ RULES: Mapping[str, MeshAxes] = {
     # activations
     "batch": ("replica", "fsdp"),
     "sequence": ("context",),
+    "slots": ("replica", "fsdp", "context"),  # of a decoding engine: one token each, so that `context` has no other use
     # parameters
     "layers": (),
     "embed": ("fsdp", "context"),

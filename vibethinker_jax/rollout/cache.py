@@ -102,17 +102,24 @@ def plan_shape(
 
 
 def abstract_cache(
-    config: Qwen2Config, batch: int, length: int, dtype: Any, placement: Placement, default: jax.sharding.Sharding
+    config: Qwen2Config,
+    batch: int,
+    length: int,
+    dtype: Any,
+    placement: Placement,
+    default: jax.sharding.Sharding,
+    rows: str = "slots",
 ) -> KVCache:
-    """Shape and placement of a cache: rows over the batch axes, KV heads over tensor, each where it divides.
+    """Shape and placement of a cache: rows over their mesh axes, KV heads over tensor, each where it divides.
 
     Args:
+        rows: logical axis of the rows: "slots", or "batch" where several tokens of a row are computed at once.
         default: where it lives without a mesh.
     """
     shape = (config.num_layers, batch, length, config.num_kv_heads, config.head_dim)
     sharding = default
     if placement.mesh is not None:
-        spec = placement.spec((None, "batch", None, "kv_heads", None), shape, strict=False)
+        spec = placement.spec((None, rows, None, "kv_heads", None), shape, strict=False)
         sharding = NamedSharding(placement.mesh, spec)
     array = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return KVCache(array, array)

@@ -48,7 +48,7 @@ class EngineFunctions:
             config, shape.slots, shape.length, self.compute_dtype, placement, self.replicated
         )
         self.prompt_cache = abstract_cache(
-            config, shape.prefill_batch, shape.length, self.compute_dtype, placement, self.replicated
+            config, shape.prefill_batch, shape.length, self.compute_dtype, placement, self.replicated, rows="batch"
         )
         given = jax.eval_shape(lambda tree: tree, policy.params)
         self.params = jax.tree.map(

@@ -89,7 +89,7 @@ def decode_burst(
         slots = carry.slots
         hidden, cache = model.extend(slots.token[:, None], carry.cache, slots.cached)
         # One slot's distribution is whole on a device, so sampling needs no exchange of sorted or summed parts.
-        logits = model.placement.constrain(model.logits(hidden[:, 0]), "batch", None)
+        logits = model.placement.constrain(model.logits(hidden[:, 0]), "slots", None)
         token, log_prob = sample_tokens(logits, slots.sampling, slots.generated)
         generated = slots.generated + slots.active
         ended = jnp.any(token[:, None] == slots.stop_ids, axis=1) | (generated >= slots.limit)
