@@ -180,6 +180,12 @@ def _training(
             "add": Program(lambda: step.lower_accumulated(batch)["add"], micro_batches, {"moments": moments}),
             "update": Program(lambda: step.lower_accumulated(batch)["update"]),
         }
+    elif step.offload:
+        holds["accumulator"] = parameters
+        programs = {
+            "first": Program(lambda: step.lower_accumulated(batch)["first"]),
+            "update": Program(lambda: step.lower_accumulated(batch)["update"]),
+        }
     else:
         programs = {"whole": Program(lambda: step.lower(batch))}
     length = config.sequence_length

@@ -57,7 +57,7 @@ class TrainStep:
         self, loss: Loss, optimizer: optax.GradientTransformation, forward: PackedForward, *, offload: bool = False
     ) -> None:
         self.forward, self.model, self.placement = forward, forward.model, forward.placement
-        self.optimizer = optimizer
+        self.optimizer, self.offload = optimizer, offload
         self._loss = loss
         params = parameter_shardings(self.model, self.placement)
         on_device = optimizer_shardings(optimizer, self.model, self.placement)
@@ -124,6 +124,8 @@ class TrainStep:
     def lower(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
         """The program of a step with a single micro-batch, for compiling ahead of time.
 
+        With `offload` such a step runs "first" and "update" of `lower_accumulated` instead.
+
         Args:
             batch: global shapes (training/abstract.py); the step adds where they live.
         """
@@ -169,7 +171,9 @@ class TrainStep:
             The new state, and the loss's metrics with "loss", "gradient_norm" (before clipping) and "update_norm".
             A step whose denominator is zero (nothing to train on) has a zero gradient.
         """
-        if len(batches) == 1:  # without a separate accumulator: one gradient's worth of memory less
+        # In one program without a separate accumulator; but moments that come from the host should come only when the
+        # activations are gone, which a program of their own sees to.
+        if len(batches) == 1 and not self.offload:
             return self._whole(state, self.place(batches[0]))
         return self.update(state, self.gradient(state.params, batches))
 
