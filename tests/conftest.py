@@ -11,7 +11,12 @@ os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache" / "vibethinker_jax" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
+import hypothesis
 import pytest
+
+# The same examples in every run: a test that passed does not fail for luck.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 

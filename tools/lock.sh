@@ -10,7 +10,7 @@
 set -euo pipefail
 
 repository="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
-extras="gcs,hub,tasks,test,tpu"
+extras="gcs,hub,instruct,tasks,test,tpu"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vibethinker_jax import objectives
     from vibethinker_jax.data.records import Example, Problem, load_examples, load_problems
+    from vibethinker_jax.data.render import render
     from vibethinker_jax.data.tokenizer import Tokenizer
     from vibethinker_jax.errors import UserError
     from vibethinker_jax.evaluation.compare import compare
@@ -46,6 +47,7 @@ _HOMES = {
     "load_problems": "data.records",
     "make_mesh": "parallel.mesh",
     "objectives": None,
+    "render": "data.render",
     "verify": "rewards",
 }
 

@@ -17,6 +17,7 @@ from vibethinker_jax.data.records import (
     load_problems,
     problem_from_dict,
 )
+from vibethinker_jax.data.render import render
 from vibethinker_jax.errors import UserError
 
 VERIFIERS = {
@@ -37,7 +38,11 @@ VERIFIERS = {
         "memory_mb": 512,
     },
     "choice": {"kind": "choice", "options": ["red", "green", "blue"], "answer": "C"},
-    "instructions": {"kind": "instructions", "instruction_ids": ["a:b", "c:d"], "kwargs": [{}, {"n": 3}]},
+    "instructions": {
+        "kind": "instructions",
+        "instruction_ids": ["punctuation:no_comma", "detectable_format:number_bullet_lists"],
+        "kwargs": [{}, {"num_bullets": 3}],
+    },
     "rubric": {
         "kind": "rubric",
         "criteria": [{"criterion": "polite", "points": 5}, {"criterion": "rude", "points": -2.5}],
@@ -232,7 +237,7 @@ def test_parquet_holds_nested_fields_as_structs_or_as_json_text(tmp_path: pathli
         path = tmp_path / f"{name}.parquet"
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
         # the struct of verifier has null `options` in row 1: dropped, not an unknown field
-        assert load_problems(path) == [problem_from_dict(r, "memory") for r in records]
+        assert load_problems(path) == [render(problem_from_dict(r, "memory")) for r in records]
 
 
 def test_parquet_rows_are_counted_from_one(tmp_path: pathlib.Path) -> None:

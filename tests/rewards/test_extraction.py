@@ -58,7 +58,8 @@ def test_hashes_are_an_answer_and_not_a_heading(text, expected):
 def test_a_box_goes_before_hashes():
     assert final_answer("\\boxed{1}\n#### 2") == "1"
     assert final_answer("text\n#### 2") == "2"
-    assert final_answer("the answer is 2") is None
+    assert final_answer("the answer is 2") == "2"
+    assert final_answer("we count two of them") is None
 
 
 @given(st.lists(st.sampled_from(["\\boxed", "{", "}", "\\{", "\\", "#### ", "\n", "7", " ", "x"])).map("".join))

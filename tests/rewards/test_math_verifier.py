@@ -93,7 +93,7 @@ def test_wrong_answers_are_wrong(pool, gold, response):
 def test_the_extracted_answer_is_reported(pool):
     assert pool.submit(problem("72"), r"so \boxed{\frac{144}{2}}").result().answer == r"\frac{144}{2}"
     assert pool.submit(problem("72"), "the total is 71").result().answer == "71"
-    assert pool.submit(problem("72"), "nothing").result().answer is None
+    assert pool.submit(problem("72"), "there is nothing to find").result().answer is None
 
 
 def test_thinking_can_be_required(pool):
@@ -103,17 +103,10 @@ def test_thinking_can_be_required(pool):
 
 
 # An empty list of parsed golds once made a reversed comparison reward everything; no empty gold may get that far.
-@pytest.mark.parametrize("gold", ["", "  ", "$$", "$ $", ".", None, True, ["7"]])
+@pytest.mark.parametrize("gold", ["", "  ", "$$", "$ $", ".", "{}", None, True, ["7"]])
 def test_an_empty_or_untyped_gold_is_refused_at_submission(pool, gold):
     with pytest.raises(UserError, match=r"problem p-1: verifier\.answer is .*; give the gold answer"):
         pool.submit(problem(gold), r"\boxed{7}")
-
-
-@pytest.mark.parametrize("response", [r"\boxed{}", "", r"\boxed{7}", "7", "$$"])
-def test_a_gold_that_parses_to_nothing_never_rewards(pool, response):
-    verdict = pool.submit(problem("{}"), response).result()
-    assert not verdict.correct
-    assert verdict.reward != 1.0
 
 
 @pytest.mark.parametrize(
@@ -137,6 +130,7 @@ def test_a_response_that_is_no_text_is_a_user_error(pool):
         pool.submit(problem("7"), None)
 
 
+@settings(deadline=None)
 @given(gold=st.integers(-(10**12), 10**12), guess=st.integers(-(10**12), 10**12))
 def test_integers_are_decided_exactly_and_without_a_worker(gold, guess):
     verifier = get_verifier("math", "test")
@@ -145,7 +139,7 @@ def test_integers_are_decided_exactly_and_without_a_worker(gold, guess):
         assert verdict.correct == (gold == guess)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="\\boxed{}<>/think#$0123456789.,^!= \n", max_size=80))
 def test_deciding_never_raises(response):
     verdict = get_verifier("math", "test").decide({"kind": "math", "answer": "7"}, response)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vibethinker_jax.rewards.numbers import approximate, contradiction, hazard, number
+from vibethinker_jax.rewards.exact.refusal import approximate, refusal
+from vibethinker_jax.rewards.numbers import number
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,14 @@ def test_number_never_raises_and_never_takes_two_values_for_one(text):
 HAZARDS = [
     "10^{10^{10}}", "9^9^9^9", "9^{9^{9^9}}", "9**9**9", "10000000!", "(10^6)!", r"\sum_{k=1}^{10^8} k", "((5!)!)!",
     "(x+1)^{100000}", "(x+1)^100000", r"\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}",
-    r"\frac{1}{2006!}", "(" * 3000 + "1" + ")" * 3000, "{(2000)}!", "1" * 1001, "2^{-10^{9}}",
+    r"\frac{1}{20060!}", "(" * 3000 + "1" + ")" * 3000, "{(20000)}!", "1" * 1001, "2^{-10^{9}}",
     r"2^{9 \cdot 9^{9}}", r"\left(10\right)^{\left(10^{10}\right)}",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HAZARDS, ids=lambda text: text[:30])
 def test_expressions_that_exhaust_a_parser_are_refused(text):
-    assert hazard(text) is not None
+    assert refusal(text) is not None
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,12 @@ def test_expressions_that_exhaust_a_parser_are_refused(text):
     ],
 )  # fmt: skip
 def test_ordinary_answers_are_not_refused(text):
-    assert hazard(text) is None
+    assert refusal(text) is None
 
 
 @given(st.text(alphabet="0123456789^*!(){}+-/. x\\=,", max_size=60))
 def test_reading_an_expression_never_raises(text):
-    hazard(text)
-    contradiction(text)
+    refusal(text)
     approximate(text)
 
 
@@ -102,15 +102,3 @@ def test_arithmetic_is_approximated_and_symbols_are_not():
     assert approximate("1/0") is None
     assert approximate("2 3") is None
     assert approximate("__import__('os')") is None
-
-
-@pytest.mark.parametrize("text", ["7=5", "2+2=4=5", "x = 7 = 5", r"3 \cdot 4 = 13", "99=100", "1=0=x"])
-def test_false_equations_are_found(text):
-    assert contradiction(text) is not None
-
-
-@pytest.mark.parametrize(
-    "text", ["5", "x=5", "2+3=5", "2+2=4", "1/3=0.333", r"x \le 5", "a<=5", "x!=5", "2x+1=5", "n=1, 2, 3", ""]
-)
-def test_true_and_symbolic_equations_are_not_false(text):
-    assert contradiction(text) is None

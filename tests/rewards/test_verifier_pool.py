@@ -168,7 +168,7 @@ def test_a_verifier_whose_imports_fail_is_an_error(pool):
 
 def test_too_little_memory_to_start_is_an_error_and_not_a_wrong_answer():
     with VerifierPool(limits=Limits(memory_mib=24, attempts=1)) as pool:
-        verdict = pool.submit(math_problem("1/2"), "\\boxed{0.5}").result(timeout=60)
+        verdict = pool.submit(math_problem("\\sqrt{8}"), "\\boxed{2\\sqrt{2}}").result(timeout=60)
     assert math.isnan(verdict.reward)
     assert verdict.error
 
@@ -185,7 +185,7 @@ def test_hostile_mathematics_ends_with_reward_zero_within_the_limit(pool, expres
     )
     assert [(v.reward, v.error) for v in verdicts] == [(0.0, None)] * 2, verdicts
     assert time.monotonic() - started < QUICK.wall_timeout_s
-    assert pool.submit(math_problem("\\frac12"), "\\boxed{0.5}").result().correct is True
+    assert pool.submit(math_problem("\\sqrt{8}"), "\\boxed{2\\sqrt{2}}").result().correct is True
 
 
 def test_verdicts_from_several_threads_are_each_others_equals():
@@ -347,11 +347,11 @@ def test_workers_of_a_large_process_are_kept():
         "import sys\n"
         "ballast = bytearray(b'x') * (1500 << 20)\n"
         "from vibethinker_jax.rewards import VerifierPool\n"
-        "problem = {'verifier': {'kind': 'math', 'answer': '\\\\frac{1}{2}'}}\n"
+        "problem = {'verifier': {'kind': 'math', 'answer': '\\\\sqrt{8}'}}\n"
         "with VerifierPool() as pool:\n"
         "    pids = []\n"
         "    for _ in range(3):\n"
-        "        assert pool.submit(problem, '\\\\boxed{\\\\frac{2}{4}}').result().correct\n"
+        "        assert pool.submit(problem, '\\\\boxed{2\\\\sqrt{2}}').result().correct\n"
         "        pids.append(tuple(pool.worker_pids()))\n"
         "print(len(set(pids)), len(pids[0]))\n"
     )

@@ -11,6 +11,7 @@ from etils import epath
 from tqdm import tqdm
 
 from vibethinker_jax.data import files, schema, sources
+from vibethinker_jax.data.render import render
 from vibethinker_jax.errors import UserError
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
@@ -94,6 +95,9 @@ def load_problems(path: epath.PathLike, benchmark: str | None = None) -> list[Pr
         benchmark: what the file is, one of `sources.BENCHMARKS`: then only that benchmark's format (or
             records of our own) is accepted. None: the format is detected from the fields of the first row.
 
+    Returns:
+        The problems; those with options as sample 0 shows them (data/render.py).
+
     Raises:
         UserError: naming file, line and field.
     """
@@ -105,7 +109,7 @@ def load_problems(path: epath.PathLike, benchmark: str | None = None) -> list[Pr
         where = f"{path}:{line}"
         problem = problem_from_dict(layout.record(row, path.stem, index, where), where)
         _refuse_duplicate(seen, problem.id, line, where, "id")
-        problems.append(problem)
+        problems.append(render(problem))
     return problems
 
 

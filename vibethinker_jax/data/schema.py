@@ -174,10 +174,23 @@ def _check_choice(verifier: Mapping[str, Any], where: str) -> None:
         fail(where, "verifier.answer", answer, f"write the letter of an option, one of {', '.join(letters)}")
 
 
+def one_of(*permitted: str) -> Check:
+    """The check of a value that is one of a few texts."""
+
+    def check_permitted(value: Any, where: str, field: str) -> None:
+        if value not in permitted:
+            fail(where, field, value, f"use one of {', '.join(permitted)}")
+
+    return check_permitted
+
+
 def _check_instructions(verifier: Mapping[str, Any], where: str) -> None:
     ids, kwargs = verifier["instruction_ids"], verifier["kwargs"]
     if len(ids) != len(kwargs):
         fail(where, "verifier.kwargs", kwargs, f"list one object for each of the {len(ids)} instruction_ids")
+    from vibethinker_jax.data.instruction_kwargs import check_instructions  # it builds on the checks of this file
+
+    check_instructions(ids, kwargs, where)
 
 
 def _check_criterion(value: Any, where: str, field: str) -> None:
@@ -209,7 +222,7 @@ _VERIFIERS: dict[str, tuple[dict[str, Check], dict[str, Check], Callable[[Mappin
     "choice": ({"options": list_of(check_text), "answer": check_text}, {}, _check_choice),
     "instructions": (
         {"instruction_ids": list_of(check_text), "kwargs": list_of(check_object)},
-        {},
+        {"scoring": one_of("strict", "loose"), "checkers": one_of("fixed", "official")},
         _check_instructions,
     ),
     "rubric": ({"criteria": list_of(_check_criterion)}, {}, _check_rubric),

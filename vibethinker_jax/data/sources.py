@@ -5,11 +5,14 @@ one function and one line in `FORMATS`; a new benchmark is one line in `BENCHMAR
 """
 
 import re
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vibethinker_jax.data import schema
+from vibethinker_jax.data.instruction_kwargs import check_instructions
+from vibethinker_jax.data.render import permute
 from vibethinker_jax.errors import UserError
 
 Row = Mapping[str, Any]
@@ -82,7 +85,7 @@ def _from_verl(row: Row, stem: str, index: int, where: str) -> dict[str, Any]:
     schema.check_prompt(row["prompt"], where, "prompt")
     question = row["prompt"][-1]["content"]
     if re.fullmatch(r"[A-Z]", str(gold)) and all(re.search(rf"^\(?{x}[.):]", question, re.MULTILINE) for x in "AB"):
-        todo = "write multiple-choice problems as records with a 'choice' verifier"
+        todo = "name a multiple-choice benchmark, or write records with a 'choice' verifier"
         schema.fail(where, "reward_model.ground_truth", gold, todo)
     meta = {name: row[name] for name in ("data_source", "extra_info") if row.get(name)}
     return {
@@ -94,12 +97,76 @@ def _from_verl(row: Row, stem: str, index: int, where: str) -> dict[str, Any]:
     }
 
 
+def _from_multiple_choice(row: Row, stem: str, index: int, where: str) -> dict[str, Any]:
+    """verl's columns with a letter for a gold and the options in the question, as VibeThinker's copy of GPQA has them.
+
+    The gold letter is A in all its rows: the record is rendered, so that always answering "A" scores by chance.
+    """
+    schema.check_object(row["reward_model"], where, "reward_model")
+    schema.check_prompt(row["prompt"], where, "prompt")
+    question = row["prompt"][-1]["content"]
+    options = _listed_options(question)
+    letters = string.ascii_uppercase[: len(options)]
+    gold = row["reward_model"].get("ground_truth")
+    if len(options) < 2:
+        schema.fail(where, "prompt[-1].content", question[-80:], "list at least two options, each as a line 'A. text'")
+    if gold not in tuple(letters):
+        schema.fail(where, "reward_model.ground_truth", gold, f"write the letter of an option, one of {letters}")
+    record = {
+        "id": f"{stem}-{index}",
+        "domain": "stem",
+        "prompt": [dict(message) for message in row["prompt"]],
+        "verifier": {"kind": "choice", "options": options, "answer": gold},
+        "meta": {name: row[name] for name in ("data_source", "extra_info") if row.get(name)},
+    }
+    return permute(record, sample=0, seed=0, where=where)
+
+
+def _listed_options(question: str) -> list[str]:
+    """Texts behind the last `A.`, `B.`, ... at line starts; the last text ends at a blank line."""
+    labels = list(re.finditer(r"^\(?([A-Z])[.)][ \t]+", question, re.MULTILINE))
+    first = max((index for index, label in enumerate(labels) if label[1] == "A"), default=len(labels))
+    labels = labels[first:]
+    count = next((i for i, label in enumerate(labels) if label[1] != string.ascii_uppercase[i : i + 1]), len(labels))
+    starts = [label.end() for label in labels[:count]]
+    ends = [label.start() for label in labels[1:count]]
+    if starts:
+        blank = re.compile(r"\n[ \t]*\n").search(question, starts[-1])
+        ends.append(blank.start() if blank else len(question))
+    return [question[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
 def _from_imo_answerbench(row: Row, stem: str, index: int, where: str) -> dict[str, Any]:
     """IMO-AnswerBench's columns {"Problem ID", "Problem", "Short Answer", "Category", ...}."""
     for name in ("Problem ID", "Problem", "Short Answer"):
         schema.check_text(row[name], where, name)
     meta = {name.lower(): row[name] for name in ("Category", "Subcategory", "Source") if row.get(name)}
     return _math_record(row["Problem ID"].strip(), row["Problem"], row["Short Answer"].strip(), meta)
+
+
+def _from_ifeval(row: Row, stem: str, index: int, where: str) -> dict[str, Any]:
+    """Columns {"key", "prompt", "instruction_id_list", "kwargs"} of IFEval and IFBench.
+
+    Their kwargs hold a null for each argument that a type does not have, and some whole numbers as 4.0.
+    """
+    schema.check_text(row["prompt"], where, "prompt")
+    ids, kwargs = row["instruction_id_list"], row["kwargs"]
+    schema.list_of(schema.check_text)(ids, where, "instruction_id_list")
+    schema.list_of(schema.check_object)(kwargs, where, "kwargs")
+    if len(ids) != len(kwargs):
+        schema.fail(where, "kwargs", kwargs, f"list one object for each of the {len(ids)} instructions")
+    kwargs = [{name: _whole(value) for name, value in item.items() if value is not None} for item in kwargs]
+    check_instructions(ids, kwargs, where, field="")
+    return {
+        "id": f"{stem}-{row['key']}",
+        "domain": "instruct",
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "verifier": {"kind": "instructions", "instruction_ids": ids, "kwargs": kwargs},
+    }
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _math_record(id: str, question: str, answer: str, meta: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +182,9 @@ def _math_record(id: str, question: str, answer: str, meta: dict[str, Any]) -> d
 FORMATS = (
     Format("records", ("domain", "verifier"), _from_record, any_mark=True),
     Format("verl", ("prompt", "reward_model"), _from_verl),
+    Format("multiple-choice", ("prompt", "reward_model"), _from_multiple_choice),
     Format("imo-answerbench", ("Problem ID", "Problem", "Short Answer"), _from_imo_answerbench),
+    Format("ifeval", ("key", "prompt", "instruction_id_list", "kwargs"), _from_ifeval),
     Format("gsm8k", ("question", "answer"), _from_gsm8k),
 )
 
@@ -125,8 +194,11 @@ BENCHMARKS = {
     "aime25": "verl",
     "aime26": "verl",
     "brumo25": "verl",
+    "gpqa-diamond": "multiple-choice",
     "gsm8k": "gsm8k",
     "hmmt25": "verl",
+    "ifbench": "ifeval",
+    "ifeval": "ifeval",
     "imo-answerbench": "imo-answerbench",
 }
 

@@ -75,7 +75,11 @@ class Verifier:
 
 
 # Built-in kinds are imported when first used, so that one kind's dependencies are no other's.
-_MODULES = {"math": "vibethinker_jax.rewards.math"}
+_MODULES = {
+    "choice": "vibethinker_jax.rewards.choice",
+    "instructions": "vibethinker_jax.rewards.instructions",
+    "math": "vibethinker_jax.rewards.math",
+}
 _VERIFIERS: dict[str, Verifier] = {}
 
 

@@ -5,9 +5,15 @@ import re
 from vibethinker_jax.rewards.numbers import number
 
 MAX_ANSWER_CHARS = 1000  # longer "answers" are essays; real ones (matrices, long sets) stay under 300
+MAX_BARE_CHARS = 200  # of a response that is nothing but its answer
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{?)")
 _BRACE_OR_ESCAPE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is part of a set, not of a group
 _HASHES = re.compile(r"^[ \t]*####(?!#)[ \t]*(\S.*?)[ \t\r]*$", re.MULTILINE)
+_STATED = re.compile(r"\banswer\s*(?:\*\*)?\s*(?:is|equals|:|=)(?:\s+equal\s+to)?[\s:*]*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\.(?=\s|$)|[;!?](?=\s|$)|,?\s+(?:because|since|which|so|as)\b|\n")
+_WORD = re.compile(r"(?<![A-Za-z\\{])[A-Za-z]{3,}(?![A-Za-z])")
+_NUMERAL = re.compile(r"[0-9]+(?:[.,][0-9]+)*")
+_ALTERNATIVE = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
 
 def last_box(text: str) -> str | None:
@@ -45,7 +51,38 @@ def last_hashes(text: str) -> str | None:
     return answer
 
 
+def last_statement(text: str) -> str | None:
+    """What the last "the answer is ..." or "Answer: ..." states, to the end of its sentence; None without one."""
+    starts = list(_STATED.finditer(text))
+    if not starts:
+        return None
+    rest = text[starts[-1].end() :][: MAX_ANSWER_CHARS + 1]
+    end = _SENTENCE_END.search(rest)
+    return (rest[: end.start()] if end else rest).strip().strip("*").strip() or None
+
+
+def bare_answer(text: str) -> str | None:
+    """The text itself if it is one short line without a sentence in it: a response that is nothing but its answer."""
+    text = text.strip()
+    if not text or "\n" in text or len(text) > MAX_BARE_CHARS or len(_WORD.findall(text)) > 1:
+        return None
+    return text
+
+
 def final_answer(text: str) -> str | None:
-    r"""The stated final answer: the last `\boxed{}`, else the last `#### x`, else None (no stated form)."""
-    boxed = last_box(text)
-    return boxed if boxed is not None else last_hashes(text)
+    r"""The stated final answer, None if it has none of the known forms.
+
+    The last `\boxed{}`, else the last `#### x`, else the last "answer is x", else a text that is nothing else. An
+    earlier answer never stands in for a later one.
+    """
+    for form in (last_box, last_hashes, last_statement, bare_answer):
+        answer = form(text)
+        if answer is not None:
+            return answer
+    return None
+
+
+def offers_several(text: str) -> bool:
+    """Whether the last line of a text without a stated answer names several numbers to choose from: `7 or 8`."""
+    line = text.rstrip().rpartition("\n")[2]
+    return bool(_ALTERNATIVE.search(line)) and len(_NUMERAL.findall(line)) > 1

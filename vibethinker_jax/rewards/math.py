@@ -1,40 +1,55 @@
 r"""Mathematical answers: `{"kind": "math", "answer": "\\frac{1}{2}"}`.
 
-What counts as an answer, in this order: the last `\boxed{}`, the last `#### x`, and for text with neither form whatever
-math-verify extracts from its end. What counts as equal:
+The answer of a response is found by `extract.final_answer`; only for text without any stated form does math-verify
+search the end of it. `exact/policy.py` says what counts as equal, as a table.
 
-- The same text, spaces aside.
-- Integer gold, number literal in the response: exact integer comparison (`numbers.number` lists the accepted forms).
-- Everything else: math-verify, called with the gold answer first. Its comparison is asymmetric on purpose, and the
-  reversed call rewards any answer to an empty gold.
-
-A prediction that would exhaust the parser (`numbers.hazard`) is wrong before it is parsed: against a gold answer of
-that kind, only the same text is right. Parsed expressions are never printed, logged or sent: converting one to text can
-take forever.
+Three layers decide, cheapest first: number literals are compared as integers; `exact/compare.py` reads structure and
+rational arithmetic, in the calling process; what is left (roots, functions, letters) goes to a worker, where
+`exact/algebra.py` evaluates what math-verify's parser reads. Expressions that would exhaust it (`exact/refusal.py`) are
+wrong before anything reads them: only the same text as the gold answer is right.
 """
 
+import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from vibethinker_jax.errors import UserError
 from vibethinker_jax.rewards.base import Verdict, Verifier, refuse_unknown_keys, register
-from vibethinker_jax.rewards.extract import MAX_ANSWER_CHARS, final_answer, last_box
-from vibethinker_jax.rewards.numbers import contradiction, hazard, number, strip_delimiters
+from vibethinker_jax.rewards.exact.compare import Comparison
+from vibethinker_jax.rewards.exact.refusal import refusal
+from vibethinker_jax.rewards.exact.split import is_balanced
+from vibethinker_jax.rewards.exact.text import normalise, squeeze
+from vibethinker_jax.rewards.extract import MAX_ANSWER_CHARS, final_answer, last_box, offers_several
+from vibethinker_jax.rewards.numbers import number, strip_delimiters
 from vibethinker_jax.rewards.thinking import answer_text
 
 TAIL_CHARS = 2000  # of an answer with no stated form, the part that math-verify searches
+_DANGLING = re.compile(r"(?:[+\-*/^_=<>,]|\\(?:frac|sqrt|binom|cdot|times|pm|cup|le|ge|ne|in))$|^[*/^_=<>,]")
+_EMPTY_ARGUMENT = re.compile(r"\\(?:frac|binom|sqrt)(?:\s*\[[^\]]*\])?(?:\{[^{}]*\})?\s*\{\s*\}")
 
 
 def gold_text(spec: Mapping[str, Any]) -> str:
     """The gold answer of a verifier entry as bare LaTeX: no box, no math delimiters, no full stop."""
     gold = str(spec["answer"])
-    gold = strip_delimiters(last_box(gold) or gold)
-    # "$3$ and $5$" is one answer with two values; inside a box the inner delimiters would only confuse the parser.
-    return gold.replace(r"\$", "\0").replace("$", "").replace("\0", r"\$")
+    return strip_delimiters(last_box(gold) or gold)
 
 
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
+@functools.lru_cache(maxsize=4096)
+def _flaw(gold: str) -> str | None:
+    """Why a gold answer cannot be one; None if it can."""
+    text = normalise(gold)
+    if not re.search(r"[^\s{}()\[\]|$.,;:]", text):
+        return "is empty inside its delimiters"
+    if len(gold) > MAX_ANSWER_CHARS:
+        return f"is longer than {MAX_ANSWER_CHARS} characters, which no response can state"
+    if not is_balanced(text):
+        return "has brackets without partners"
+    if _DANGLING.search(text):
+        return "begins or ends with an operator that has nothing to act on"
+    if _EMPTY_ARGUMENT.search(text):
+        return "has a command with an empty argument"
+    return None
 
 
 @register("math")
@@ -45,10 +60,9 @@ class MathVerifier(Verifier):
         answer = spec.get("answer")
         if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
             raise UserError(f"{where}: verifier.answer is {answer!r}; give the gold answer as a non-empty string")
-        if not gold_text(spec):
-            raise UserError(
-                f"{where}: verifier.answer is {answer!r}, empty inside its delimiters; give the gold answer"
-            )
+        flaw = _flaw(gold_text(spec))
+        if flaw is not None:
+            raise UserError(f"{where}: verifier.answer is {_shown(str(answer))!r}, which {flaw}; give the gold answer")
         refuse_unknown_keys(spec, {"answer"}, where)
 
     def decide(self, spec: Mapping[str, Any], response: str) -> Verdict | None:
@@ -60,54 +74,73 @@ class MathVerifier(Verifier):
         answer = final_answer(text)
         if answer is None:
             return None
-        gold = gold_text(spec)
         if not strip_delimiters(answer):
             return Verdict.binary(False, None, "the last box is empty, overlong or not closed")
-        if _squeeze(strip_delimiters(answer)) == _squeeze(gold):
-            return Verdict.binary(True, answer, "same text as the gold answer")
-        gold_number, answer_number = number(gold), number(answer)
-        if gold_number is not None and gold_number.denominator == 1 and answer_number is not None:
-            return Verdict.binary(answer_number == gold_number, answer, f"number compared with {gold_number}")
-        shown = answer if len(answer) <= MAX_ANSWER_CHARS else answer[:MAX_ANSWER_CHARS] + "…"
-        refusal = hazard(answer)
-        if refusal is not None:
-            return Verdict.binary(False, shown, f"refused unparsed: {refusal}")
-        falsehood = contradiction(answer) if "=" not in gold else None
-        if falsehood is not None:
-            return Verdict.binary(False, shown, f"false equation: {falsehood}")
-        return None
+        return _compared(gold_text(spec), answer, None)
 
     def warm_up(self) -> None:
         import logging
 
-        import math_verify
+        from vibethinker_jax.rewards.exact import algebra
 
         # math-verify warns that its own alarm-based time limit is off: the worker's limits replace it. It must be off,
         # because the alarm counts time in which a busy host let us wait, and works in main threads only.
         for name in ("math_verify", "latex2sympy2_extended"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        half = math_verify.parse(r"\boxed{\frac{1}{2}}", parsing_timeout=None)
-        if not math_verify.verify(
-            half, math_verify.parse(r"\boxed{\frac{2}{4}}", parsing_timeout=None), timeout_seconds=None
-        ):
-            raise RuntimeError("math-verify cannot compare 1/2 with 2/4: its parser is not working")
+        if not algebra.equal(r"\sqrt{2}", r"\frac{2}{\sqrt{2}}") or not algebra.same_by_math_verify("2x > 4", "x > 2"):
+            raise RuntimeError(
+                "math-verify cannot compare two forms of the square root of 2: its parser is not working"
+            )
 
     def judge(self, spec: Mapping[str, Any], response: str) -> Verdict:
         decided = self.decide(spec, response)
         if decided is not None:
             return decided
-        from math_verify import parse, verify
+        from vibethinker_jax.rewards.exact import algebra
 
-        text = answer_text(response, spec.get("require_thinking", False))
+        text = answer_text(response, spec.get("require_thinking", False)) or ""
         answer = final_answer(text)
-        source = text[-TAIL_CHARS:] if answer is None else rf"\boxed{{{answer}}}"
-        prediction = parse(source, parsing_timeout=None)
         if answer is None:
-            # math-verify appends the text it matched; anything else in the list is an expression, never to be printed
-            answer = next((item for item in prediction if isinstance(item, str)), None)
-        if not prediction:
-            return Verdict.binary(False, answer, "no answer found" if answer is None else "unreadable answer")
-        gold = parse(rf"\boxed{{{gold_text(spec)}}}", parsing_timeout=None)
-        if not gold:
-            return Verdict.failed(f"math-verify cannot read the gold answer {gold_text(spec)[:80]!r}; mend the problem")
-        return Verdict.binary(bool(verify(gold, prediction, timeout_seconds=None)), answer, "compared by math-verify")
+            if offers_several(text):
+                return Verdict.binary(False, None, "several answers to choose from")
+            answer = _searched(text[-TAIL_CHARS:])
+        if answer is None:
+            return Verdict.binary(False, None, "no answer found")
+        verdict = _compared(gold_text(spec), answer, algebra)
+        return verdict or Verdict.binary(False, _shown(answer), "not comparable")
+
+
+def _searched(text: str) -> str | None:
+    """The text of the answer that math-verify finds; anything else in its list must never be printed."""
+    from math_verify import parse
+
+    return next((item for item in parse(text, parsing_timeout=None) if isinstance(item, str) and item.strip()), None)
+
+
+def _compared(gold: str, answer: str, algebra: Any) -> Verdict | None:
+    """The verdict on an extracted answer; None where only algebra can tell and none is given."""
+    gold_number, answer_number = number(gold), number(answer)
+    if gold_number is not None and gold_number.denominator == 1 and answer_number is not None:
+        return Verdict.binary(answer_number == gold_number, _shown(answer), f"number compared with {gold_number}")
+    one, other = normalise(gold), normalise(answer[: MAX_ANSWER_CHARS + 1])
+    if squeeze(one) == squeeze(other):
+        return Verdict.binary(True, _shown(answer), "same text as the gold answer")
+    refused = refusal(answer)
+    if refused is not None:
+        return Verdict.binary(False, _shown(answer), f"refused unread: {refused}")
+    if refusal(gold) is not None:
+        return Verdict.binary(False, _shown(answer), "another text than a gold answer too large to compute")
+    comparison = Comparison(algebra)
+    outcome = comparison.texts(one, other)
+    if outcome is None:
+        return None
+    if outcome:
+        return Verdict.binary(True, _shown(answer), "equal by exact rules" if algebra is None else "equal by algebra")
+    if comparison.unreadable_gold is not None:
+        unread = comparison.unreadable_gold[:80]
+        return Verdict.failed(f"math-verify cannot read {unread!r} of the gold answer; mend the problem")
+    return Verdict.binary(False, _shown(answer), f"not equal: {comparison.reason or 'the values differ'}")
+
+
+def _shown(answer: str) -> str:
+    return answer if len(answer) <= MAX_ANSWER_CHARS else answer[:MAX_ANSWER_CHARS] + "…"
