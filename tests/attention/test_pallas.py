@@ -230,4 +230,5 @@ def test_kernels_compile_for_tpus_in_bounded_memory(topology, dtype, heads, kv_h
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     # dQ before it is transposed, and little else; one dQ per block of keys would be 4 GiB.
-    assert int(done.stdout) < 2 * heads * 4096 * head_dim * 4 + 2**23
+    # (A narrow head fills whole lanes of 128.)
+    assert int(done.stdout) < 2 * heads * 4096 * max(head_dim, 128) * 4 + 2**23

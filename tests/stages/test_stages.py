@@ -154,7 +154,7 @@ def test_rollouts_are_kept_and_sampler_and_trainer_agree_after_updates(tmp_path,
     assert all(record["policy/ratio"] == 1.0 for record in records)
     assert max(record["reward"] for record in records) > 0, "nothing was learnt from"
     assert max(record["gradient_norm"] for record in records) > 0
-    assert records[0]["update_norm"] > 0 or records[1]["update_norm"] > 0
+    assert max(record["update_norm"] for record in records) > 0
     texts = [line for file in files for line in file.read_text().splitlines()[1:]]
     assert len(texts) == 15
     sampled = [json.loads(line) for line in texts]
