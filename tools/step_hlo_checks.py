@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from vibethinker_jax.planning.collectives import is_reduce_scatter
 from vibethinker_jax.planning.hlo import Computation, Instruction, Module, Shape, parse
 
 ALL_REDUCE_LIMIT = 1 << 20
@@ -261,8 +262,7 @@ def kernels(module: Module, name: str) -> list[tuple[Computation, Instruction]]:
 def collective(computation: Computation, instruction: Instruction) -> str:
     """The kind of a collective; a fusion in which every chip keeps its slice of an all-reduce is a reduce-scatter."""
     kind = instruction.opcode.removesuffix("-start")
-    scatters = computation.name.startswith(("all-reduce-scatter", "all_reduce_scatter"))
-    return "reduce-scatter" if kind == "all-reduce" and scatters else kind
+    return "reduce-scatter" if kind == "all-reduce" and is_reduce_scatter(computation.name) else kind
 
 
 def is_ring_permute(instruction: Instruction) -> bool:

@@ -55,6 +55,14 @@ def attention_float64(example: Example) -> Result:
     return Result(out, log_sum_exp, dq, dk, dv)
 
 
+def assert_close(got, expected, out=2e-6, gradients=1e-5):
+    """Against the definition, all of float32 but for the order of sums."""
+    np.testing.assert_allclose(got.out, expected.out, atol=out)
+    np.testing.assert_allclose(got.log_sum_exp, expected.log_sum_exp, atol=out, rtol=3e-7)
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), atol=gradients, err_msg=name)
+
+
 def documents(*lengths: int, ids: tuple[int, ...] | None = None, seq: int) -> tuple[np.ndarray, np.ndarray]:
     """One row: segment ids (1, 2, ... unless given) and positions of documents side by side, then padding."""
     segments, positions = np.zeros(seq, np.int32), np.zeros(seq, np.int32)

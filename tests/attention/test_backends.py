@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.attention.reference import Result, attention_float64, documents, example, hard_rows
+from tests.attention.reference import Result, assert_close, attention_float64, documents, example, hard_rows
 from vibethinker_jax.attention import blockwise
 from vibethinker_jax.attention.backends import BACKENDS, choose_backend, get_backend, resolve_blocks
 from vibethinker_jax.attention.block_map import Blocks
@@ -28,13 +28,6 @@ def both_passes(name, blocks, given):
     delta = jnp.sum(out * d_out.astype(jnp.float32), -1)
     gradients = backend.backward(q, k, v, *codes, d_out, log_sum_exp, delta, blocks=blocks)
     return Result(out.swapaxes(1, 2), log_sum_exp, *(x.swapaxes(1, 2) for x in gradients))
-
-
-def assert_close(got, expected, out=2e-6, gradients=1e-5):
-    np.testing.assert_allclose(got.out, expected.out, atol=out)
-    np.testing.assert_allclose(got.log_sum_exp, expected.log_sum_exp, atol=out, rtol=3e-7)
-    for name in ("dq", "dk", "dv"):
-        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), atol=gradients, err_msg=name)
 
 
 @pytest.fixture(scope="module")

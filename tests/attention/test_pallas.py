@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from tests.attention.reference import Result, attention_float64, documents, example, hard_rows
+from tests.attention.reference import Result, assert_close, attention_float64, documents, example, hard_rows
 from vibethinker_jax.attention import pallas_backward
 from vibethinker_jax.attention.block_map import BlockMap, Blocks
 from vibethinker_jax.attention.pallas_backward import backward
@@ -36,13 +36,6 @@ def run(given, blocks, interpret=True):
 
 
 both_passes = jax.jit(run, static_argnames="blocks")
-
-
-def assert_close(got, expected, out=2e-6, gradients=1e-5):
-    np.testing.assert_allclose(got.out, expected.out, atol=out)
-    np.testing.assert_allclose(got.log_sum_exp, expected.log_sum_exp, atol=out, rtol=3e-7)
-    for name in ("dq", "dk", "dv"):
-        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), atol=gradients, err_msg=name)
 
 
 @pytest.fixture(scope="module")

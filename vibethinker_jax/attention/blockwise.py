@@ -13,19 +13,20 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from vibethinker_jax.attention.block_map import Blocks, block_map, transposed_block_map
+from vibethinker_jax.attention.contract import Attended, Gradients, KeyHeads, PerQuery, QueryHeads
 from vibethinker_jax.attention.dense import matmul_precision
 from vibethinker_jax.attention.visibility import Keys, Queries, pad_keys, pad_queries, visible
 
 
 def forward(
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
     *,
     blocks: Blocks,
-) -> tuple[Float32[Array, "batch heads queries head_dim"], Float32[Array, "batch heads queries"]]:
+) -> Attended:
     """Attention over the visible keys and each query's log-sum-exp of scaled scores.
 
     A query that sees no key has output 0 and log-sum-exp -inf. Lengths need not be multiples of the blocks.
@@ -57,21 +58,17 @@ def forward(
 
 
 def backward(
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
-    d_out: Float[Array, "batch heads queries head_dim"],
-    log_sum_exp: Float32[Array, "batch heads queries"],
-    delta: Float32[Array, "batch heads queries"],
+    d_out: QueryHeads,
+    log_sum_exp: PerQuery,
+    delta: PerQuery,
     *,
     blocks: Blocks,
-) -> tuple[
-    Float32[Array, "batch heads queries head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-]:
+) -> Gradients:
     """The gradients that these keys account for.
 
     Args:

@@ -10,10 +10,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float
 
 from vibethinker_jax.attention.backends import Backend
 from vibethinker_jax.attention.block_map import Blocks
+from vibethinker_jax.attention.contract import Attended, Gradients, KeyHeads, PerQuery, QueryHeads
 from vibethinker_jax.attention.visibility import Keys, Queries
 from vibethinker_jax.parallel.collectives import reduce_scatter
 
@@ -40,14 +41,14 @@ def over_context(backend: Backend, axis: str, shards: int) -> Backend:
 def _forward(
     backend: Backend,
     axis: str,
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
     *,
     blocks: Blocks,
-) -> tuple[Float32[Array, "batch heads queries head_dim"], Float32[Array, "batch heads queries"]]:
+) -> Attended:
     k, v, keys = _gather_row(axis, k, v, keys)
     return backend.forward(q, k, v, queries, keys, blocks=blocks)
 
@@ -56,21 +57,17 @@ def _backward(
     backend: Backend,
     axis: str,
     shards: int,
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
-    d_out: Float[Array, "batch heads queries head_dim"],
-    log_sum_exp: Float32[Array, "batch heads queries"],
-    delta: Float32[Array, "batch heads queries"],
+    d_out: QueryHeads,
+    log_sum_exp: PerQuery,
+    delta: PerQuery,
     *,
     blocks: Blocks,
-) -> tuple[
-    Float32[Array, "batch heads queries head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-]:
+) -> Gradients:
     k, v, keys = _gather_row(axis, k, v, keys)
     dq, dk, dv = backend.backward(q, k, v, queries, keys, d_out, log_sum_exp, delta, blocks=blocks)
     return dq, *(_from_rows(reduce_scatter(_to_rows(x), axis, shards, axis=0), x) for x in (dk, dv))

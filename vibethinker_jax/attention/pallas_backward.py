@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from vibethinker_jax.attention import pallas_common as common
 from vibethinker_jax.attention.block_map import ALL_VISIBLE, SOME_VISIBLE, Blocks, transposed_block_map
+from vibethinker_jax.attention.contract import Gradients, KeyHeads, PerQuery, QueryHeads
 from vibethinker_jax.attention.pallas_common import HIDDEN, LANES, LOG2_E, LOWEST, matmul, spread
 from vibethinker_jax.attention.visibility import Keys, Queries, pad_keys, pad_queries
 
@@ -18,22 +19,16 @@ from vibethinker_jax.attention.visibility import Keys, Queries, pad_keys, pad_qu
 # heads of 128 for 4,096 queries) fits twice: writing it out overlaps the start of the next KV head.
 RESIDENT_BYTES = 16 * 2**20
 
-Gradients = tuple[
-    Float[Array, "batch heads queries head_dim"],
-    Float[Array, "batch kv_heads keys head_dim"],
-    Float[Array, "batch kv_heads keys head_dim"],
-]
-
 
 def backward(
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
-    d_out: Float[Array, "batch heads queries head_dim"],
-    log_sum_exp: Float[Array, "batch heads queries"],
-    delta: Float[Array, "batch heads queries"],
+    d_out: QueryHeads,
+    log_sum_exp: PerQuery,
+    delta: PerQuery,
     *,
     blocks: Blocks,
     interpret: bool | pltpu.InterpretParams = False,
@@ -85,13 +80,13 @@ def _chunk_tokens(tokens: int, block_q: int, bytes_per_token: int) -> int:
 
 
 def _chunk_gradients(
-    q: Float[Array, "batch heads queries head_dim"],
+    q: QueryHeads,
     queries: Queries,
-    d_out: Float[Array, "batch heads queries head_dim"],
+    d_out: QueryHeads,
     statistics: Float[Array, "batch heads 2 queries"],
     *,
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    k: KeyHeads,
+    v: KeyHeads,
     keys: Keys,
     blocks: Blocks,
     interpret: bool | pltpu.InterpretParams,

@@ -7,25 +7,25 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
 
 from vibethinker_jax.attention import pallas_common as common
 from vibethinker_jax.attention.block_map import ALL_VISIBLE, SOME_VISIBLE, Blocks, block_map
+from vibethinker_jax.attention.contract import KeyHeads, PerQuery, QueryHeads
 from vibethinker_jax.attention.pallas_common import HIDDEN, LANES, LOG2_E, LOWEST, matmul, spread
 from vibethinker_jax.attention.visibility import Keys, Queries, pad_keys, pad_queries
 
 
 def forward(
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
     *,
     blocks: Blocks,
     interpret: bool | pltpu.InterpretParams = False,
     out_dtype: jax.typing.DTypeLike = jnp.float32,
-) -> tuple[Float[Array, "batch heads queries head_dim"], Float[Array, "batch heads queries"]]:
+) -> tuple[QueryHeads, PerQuery]:
     """(softmax(q k^T / sqrt(head_dim)) v over the visible keys, log-sum-exp of the scaled scores).
 
     A query that sees no key gives 0 and -inf.

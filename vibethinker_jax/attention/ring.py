@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float32
 
 from vibethinker_jax.attention.backends import Backend
 from vibethinker_jax.attention.block_map import Blocks
+from vibethinker_jax.attention.contract import Attended, Gradients, KeyHeads, PerQuery, QueryHeads
 from vibethinker_jax.attention.visibility import Keys, Queries
 
 
@@ -41,14 +42,14 @@ def _forward(
     backend: Backend,
     axis: str,
     shards: int,
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
     *,
     blocks: Blocks,
-) -> tuple[Float32[Array, "batch heads queries head_dim"], Float32[Array, "batch heads queries"]]:
+) -> Attended:
     def hop(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
         visitor, merged = carry
         following = _pass_on(visitor, axis, shards)
@@ -64,21 +65,17 @@ def _backward(
     backend: Backend,
     axis: str,
     shards: int,
-    q: Float[Array, "batch heads queries head_dim"],
-    k: Float[Array, "batch kv_heads keys head_dim"],
-    v: Float[Array, "batch kv_heads keys head_dim"],
+    q: QueryHeads,
+    k: KeyHeads,
+    v: KeyHeads,
     queries: Queries,
     keys: Keys,
-    d_out: Float[Array, "batch heads queries head_dim"],
-    log_sum_exp: Float32[Array, "batch heads queries"],
-    delta: Float32[Array, "batch heads queries"],
+    d_out: QueryHeads,
+    log_sum_exp: PerQuery,
+    delta: PerQuery,
     *,
     blocks: Blocks,
-) -> tuple[
-    Float32[Array, "batch heads queries head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-    Float32[Array, "batch kv_heads keys head_dim"],
-]:
+) -> Gradients:
     """dK/dV travel with their shard, one hop behind: what a hop computed leaves beside the next one's work."""
 
     def hop(carry: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
@@ -100,10 +97,10 @@ def _backward(
 
 def merge(
     out: Float32[Array, "batch heads queries head_dim"],
-    log_sum_exp: Float32[Array, "batch heads queries"],
+    log_sum_exp: PerQuery,
     other_out: Float32[Array, "batch heads queries head_dim"],
     other_log_sum_exp: Float32[Array, "batch heads queries"],
-) -> tuple[Float32[Array, "batch heads queries head_dim"], Float32[Array, "batch heads queries"]]:
+) -> Attended:
     """Attention over two disjoint sets of keys from the attention over each.
 
     A side without keys (log-sum-exp -inf) leaves the other exactly as it is; without keys on both sides the result has

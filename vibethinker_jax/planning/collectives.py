@@ -151,8 +151,12 @@ def _payload(computation: Computation, instruction: Instruction, group: int) -> 
 
 
 def _scatter_computations(module: Module) -> set[str]:
-    """Fused computations in which every chip keeps its slice of an all-reduce: the TPU's reduce-scatter."""
-    return {name for name in module.computations if name.startswith(("all-reduce-scatter", "all_reduce_scatter"))}
+    return {name for name in module.computations if is_reduce_scatter(name)}
+
+
+def is_reduce_scatter(computation: str) -> bool:
+    """Whether a computation of this name is a fusion in which every chip keeps its slice of an all-reduce (TPU)."""
+    return computation.startswith(("all-reduce-scatter", "all_reduce_scatter"))
 
 
 def _mesh_groups(mesh: str, device_ids: str | None, axes: str) -> list[list[int]]:

@@ -6,8 +6,7 @@ but for the two that `policy.py` says: units that one side leaves out, and arith
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from fractions import Fraction
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from vibethinker_jax.rewards.exact.answer import (
@@ -24,6 +23,18 @@ from vibethinker_jax.rewards.exact.answer import (
     Sequence,
     Words,
 )  # fmt: skip
+from vibethinker_jax.rewards.exact.forms import (
+    converted,
+    difference,
+    has_pi,
+    is_false,
+    region_text,
+    scaled,
+    surplus,
+    text_of,
+    written,
+)
+from vibethinker_jax.rewards.exact.outcome import Outcome, all_of, any_of
 from vibethinker_jax.rewards.exact.rational import Rational, TooLarge, rational
 from vibethinker_jax.rewards.exact.read import MAX_DEPTH, read
 from vibethinker_jax.rewards.exact.symbols import function, is_name, letters, parameters, renamed
@@ -32,7 +43,6 @@ from vibethinker_jax.rewards.exact.units import DEGREE, NO_UNIT, Unit
 
 _PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])")
 MAX_RENAMED = 3  # parameters that are tried in every order
-Outcome = bool | None
 
 
 class Algebra(Protocol):
@@ -42,26 +52,6 @@ class Algebra(Protocol):
     def equal(self, gold: str, answer: str) -> bool: ...
     def proportional(self, gold: str, answer: str, positive: bool = False) -> bool: ...
     def same_by_math_verify(self, gold: str, answer: str) -> bool: ...
-
-
-def any_of(outcomes: Iterable[Outcome]) -> Outcome:
-    """True if one is, else None if one is open, else False."""
-    result: Outcome = False
-    for outcome in outcomes:
-        if outcome:
-            return True
-        result = None if outcome is None else result
-    return result
-
-
-def all_of(outcomes: Iterable[Outcome]) -> Outcome:
-    """False if one is, else None if one is open, else True."""
-    result: Outcome = True
-    for outcome in outcomes:
-        if outcome is False:
-            return False
-        result = None if outcome is None else result
-    return result
 
 
 class Comparison:
@@ -93,7 +83,7 @@ class Comparison:
     def answers(self, gold: Answer, answer: Answer, depth: int) -> Outcome:
         if depth > MAX_DEPTH:
             return False
-        if any(isinstance(side, Relation) and _is_false(side) for side in (gold, answer)):
+        if any(isinstance(side, Relation) and is_false(side) for side in (gold, answer)):
             self.reason = "a false equation"
             return False
         match gold, answer:
@@ -189,15 +179,15 @@ class Comparison:
             self.reason = "other words after the number"
             return False
         factor = unit.factor / gold_unit.factor
-        return self.leaf(gold.text, answer.text if factor == 1 else _scaled(answer.text, factor))
+        return self.leaf(gold.text, answer.text if factor == 1 else scaled(answer.text, factor))
 
     def _one_without_unit(self, gold: str, gold_unit: Unit, answer: str, unit: Unit) -> Outcome:
         """A unit that one side leaves out does not matter, with percent and degrees as the exceptions."""
-        if unit.percent or (unit == DEGREE and _has_pi(gold)):
-            return self.leaf(gold, _converted(answer, unit))
+        if unit.percent or (unit == DEGREE and has_pi(gold)):
+            return self.leaf(gold, converted(answer, unit))
         outcomes = [self.leaf(gold, answer)]
         if gold_unit.percent or gold_unit == DEGREE:
-            outcomes.append(self.leaf(_converted(gold, gold_unit), answer))
+            outcomes.append(self.leaf(converted(gold, gold_unit), answer))
         return any_of(outcomes)
 
     # Several values
@@ -279,10 +269,10 @@ class Comparison:
         if not (gold.is_equation and answer.is_equation):
             if self.algebra is None:
                 return None
-            one, other = _surplus(gold), _surplus(answer)
+            one, other = surplus(gold), surplus(answer)
             if one and other and one[1] == other[1] and self.algebra.proportional(one[0], other[0], positive=True):
                 return True
-            return self.algebra.same_by_math_verify(_written(gold), _written(answer))
+            return self.algebra.same_by_math_verify(written(gold), written(answer))
         left, right = gold.sides[0], gold.sides[-1]
         named, value = answer.sides[0], answer.sides[-1]
         gold_function, answer_function = function(left), function(named)
@@ -299,9 +289,9 @@ class Comparison:
                 return False
         if self.algebra is None:
             return None
-        both = _difference(left, right), _difference(named, value)
+        both = difference(left, right), difference(named, value)
         if None in both:
-            return self.algebra.same_by_math_verify(_written(gold), _written(answer))
+            return self.algebra.same_by_math_verify(written(gold), written(answer))
         return self.algebra.proportional(*both)
 
     def _renaming(self, gold: str, answer: str, bound: tuple[str, ...], depth: int) -> Outcome:
@@ -319,7 +309,7 @@ class Comparison:
         if not relation.is_equation:
             if self.algebra is None or not isinstance(other, Region):
                 return None if isinstance(other, Region) else False
-            text = _written(relation), _region_text(other)
+            text = written(relation), region_text(other)
             return self.algebra.same_by_math_verify(*(text if swapped else text[::-1]))
         left, value = relation.sides[0], relation.sides[-1]
         bare_zero = squeeze(value) == "0"
@@ -351,7 +341,7 @@ class Comparison:
     def _families(self, family: Family, other: Answer, depth: int) -> Outcome:
         """Declared parameters are renamed; their domains must agree where both are declared."""
         if not isinstance(other, Family):
-            other = Family(_text_of(other), ()) if _text_of(other) else None
+            other = Family(text_of(other), ()) if text_of(other) else None
             if other is None:
                 return False
         domains = [sorted(map(squeeze, side.domain)) for side in (family, other)]
@@ -378,27 +368,6 @@ def _is_letter(text: str) -> bool:
     return len(text.strip()) == 1 and text.strip().isalpha()
 
 
-def _has_pi(text: str) -> bool:
-    return r"\pi" in text
-
-
-def _converted(text: str, unit: Unit) -> str:
-    r"""A percentage or an angle in degrees as a number without unit."""
-    return rf"\frac{{{text}}}{{100}}" if unit.percent else rf"\frac{{({text})\pi}}{{180}}"
-
-
-def _scaled(text: str, factor: Fraction) -> str:
-    """A value in another unit: exact where it is rational, so that no arithmetic seems left undone."""
-    try:
-        exact = rational(text)
-    except TooLarge:
-        exact = None
-    if exact is None:
-        return rf"\frac{{{factor.numerator}}}{{{factor.denominator}}} \cdot ({text})"
-    value = exact.value * factor
-    return str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
 def _names(sequence: Sequence) -> Iterator[str]:
     for item in sequence.items:
         if isinstance(item[0], Relation) and item[0].is_equation:
@@ -411,51 +380,6 @@ def _names_differ(sequence: Sequence) -> bool:
     return len(names) == len(sequence.items) > 1 and len(set(names)) == len(names)
 
 
-def _is_false(relation: Relation) -> bool:
-    """Whether an equation states that two different numbers are equal, as `7 = 5` and `x = 7 = 5` do."""
-    if not relation.is_equation:
-        return False
-    try:
-        sides = [rational(side) for side in relation.sides]
-    except TooLarge:
-        return True
-    return len({side.value for side in sides if side is not None}) > 1
-
-
 def _is_prose(text: str) -> bool:
     """Whether a text is language with some mathematics in it: two words of three letters outside commands."""
     return len(_PROSE.findall(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text))) > 1
-
-
-def _difference(left: str, right: str) -> str | None:
-    return f"({left}) - ({right})" if not re.search(r"[,;]", left + right) else None
-
-
-def _surplus(relation: Relation) -> tuple[str, bool] | None:
-    """What an inequality of two sides says to be positive, and whether zero is left out."""
-    if len(relation.sides) != 2 or relation.signs[0] not in ("<", ">", r"\le", r"\ge"):
-        return None
-    left, right = relation.sides if relation.signs[0] in (">", r"\ge") else relation.sides[::-1]
-    return f"({left}) - ({right})", relation.signs[0] in "<>"
-
-
-def _written(relation: Relation) -> str:
-    signs = [*relation.signs, ""]
-    return " ".join(f"{side} {sign}" for side, sign in zip(relation.sides, signs, strict=True)).strip()
-
-
-def _region_text(region: Region) -> str:
-    parts = (
-        f"{'(' if part.low_open else '['}{part.low},{part.high}{')' if part.high_open else ']'}"
-        for part in region.intervals
-    )
-    return r" \cup ".join(parts)
-
-
-def _text_of(answer: Answer) -> str | None:
-    match answer:
-        case Expression(text=text):
-            return text
-        case Relation():
-            return _written(answer)
-    return None
