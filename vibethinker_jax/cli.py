@@ -272,7 +272,11 @@ def _parser() -> argparse.ArgumentParser:
         _eval,
         "vibethinker eval --checkpoint C --benchmark aime25 --data aime25.parquet --output runs/aime25",
     )
-    evaluate.add_argument("--benchmark", default="problems", help="aime25, gsm8k, or problems for any file (default)")
+    evaluate.add_argument(
+        "--benchmark",
+        default="problems",
+        help="aime25, gpqa-diamond, gsm8k, ifbench, ifeval, or problems for any file (default)",
+    )
     evaluate.add_argument("--data", required=True, help="file with the benchmark's problems")
     evaluate.add_argument("--samples", type=int, help="per problem; default: the benchmark's protocol")
     evaluate.add_argument("--limit", type=int, help="only the first problems")

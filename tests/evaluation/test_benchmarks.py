@@ -22,7 +22,7 @@ def test_every_benchmark_is_consistent(name):
 
 
 def test_an_unknown_benchmark_is_a_user_error():
-    with pytest.raises(UserError, match="--benchmark is 'gsm8'; use one of: aime25, gsm8k, problems"):
+    with pytest.raises(UserError, match="--benchmark is 'gsm8'; use one of: aime25, gpqa-diamond, gsm8k, ifbench, "):
         get_benchmark("gsm8")
 
 
@@ -30,6 +30,7 @@ def test_an_unknown_benchmark_is_a_user_error():
     ("name", "file", "count"),
     [
         ("aime25", "math/aime25.parquet", 30),
+        ("gpqa-diamond", "stem/gpqa_diamond.parquet", 198),
         ("gsm8k", "gsm8k/test_first500.jsonl", 500),
         ("problems", "math/aime25.parquet", 30),
     ],
@@ -40,3 +41,13 @@ def test_real_files_load_and_their_golds_verify(shared_dir, name, file, count):
     for problem in problems:
         assert verify(problem, f"<think>?</think>\\boxed{{{problem.verifier['answer']}}}").correct
         assert not verify(problem, "<think>?</think>\\boxed{-123456}").correct
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "count"),
+    [("ifeval", "instruct/ifeval.jsonl", 541), ("ifbench", "instruct/ifbench_first150.jsonl", 150)],
+)
+def test_instruction_files_load_and_an_empty_response_follows_nothing(shared_dir, name, file, count):
+    problems = load_benchmark(name, shared_dir / "data" / file)
+    assert len(problems) == count
+    assert not any(verify(problem, "").correct for problem in problems)

@@ -73,6 +73,33 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 problems=1319,
             ),
             Benchmark(
+                name="gpqa-diamond",
+                description="GPQA-Diamond: 198 multiple-choice questions of graduate-level science",
+                samples=16,  # R3 section 3.1
+                problems=198,
+                window=65536,
+                published=(Published("Pass@1", 0.702, R3), Published("Pass@1 + CLR", 0.729, R3)),
+                caveat="options stand in one seeded order per problem, the same for all its samples",
+            ),
+            Benchmark(
+                name="ifeval",
+                description="IFEval: 541 prompts with instructions that a program can check, strict scoring per prompt",
+                samples=1,  # chosen: the report gives no number
+                problems=541,
+                window=65536,
+                published=(Published("score", 0.934, R3),),
+                caveat="the report does not say which of IFEval's four figures it gives",
+            ),
+            Benchmark(
+                name="ifbench",
+                description="IFBench: prompts with instructions unlike IFEval's, strict scoring per prompt",
+                samples=1,  # chosen, as ifeval
+                problems=None,
+                window=65536,
+                published=(Published("score", 0.745, R3),),
+                caveat="29 of its instruction types are known; a file with others is refused by name",
+            ),
+            Benchmark(
                 name="problems",
                 description="any file of problems: JSONL, Parquet or CSV in a format that `data/sources.py` reads",
                 samples=4,  # chosen
